@@ -144,21 +144,21 @@ def test_tensors_are_described_without_torch() -> None:
 # The most files, lines of code and lines of imports of each room (`python tools/house.py` counts them). A commit that
 # raises a number says why in its message, and lowers another.
 CEILINGS: dict[str, tuple[int, int, int]] = {
-    "answers": (77, 10225, 1215),
-    "catalog": (3, 251, 22),
-    "cli": (13, 1853, 306),
-    "engine": (63, 9503, 1009),
-    "forecast": (53, 9422, 818),
-    "ledger": (45, 6872, 513),
-    "observe": (40, 5812, 625),
+    "answers": (77, 10363, 1215),
+    "catalog": (3, 255, 22),
+    "cli": (13, 1857, 306),
+    "engine": (63, 9538, 1009),
+    "forecast": (53, 9463, 818),
+    "ledger": (45, 6894, 513),
+    "observe": (40, 5829, 625),
     "report": (13, 1704, 143),
-    "spec": (45, 7285, 416),
-    "tensors": (10, 1937, 108),
-    "trace": (50, 9128, 760),
-    "web": (26, 3780, 464),
+    "spec": (45, 7289, 416),
+    "tensors": (10, 1945, 108),
+    "trace": (50, 9154, 760),
+    "web": (26, 3788, 464),
 }
 # Of the whole: files, lines, ``fmt: skip``, short files with a single importer in their folder.
-MOST_FILES, MOST_LINES, MOST_SKIPS, MOST_LONE = 440, 95454, 151, 2
+MOST_FILES, MOST_LINES, MOST_SKIPS, MOST_LONE = 440, 95761, 151, 1
 
 
 @pytest.mark.parametrize("room", CEILINGS)
@@ -215,11 +215,18 @@ def test_the_counter_of_lines_counts_what_it_says() -> None:
     assert house.size_of(text) == house.Size(files=1, lines=7, code=3, imports=1, comments=1, skips=1)
 
 
+MOST_VAGUE_NAMES = 1256
+
+
+def test_local_names_say_what_they_hold() -> None:
+    assert house.vague_names() <= MOST_VAGUE_NAMES
+
+
 def lines_of(paths: Iterable[Path]) -> int:
     return sum(path.read_text(encoding="utf-8").count("\n") for path in paths)
 
 
-MOST_TEST_LINES = 69_283
+MOST_TEST_LINES = 69_290
 
 
 def test_tests_keep_below_their_ceiling() -> None:

@@ -119,7 +119,7 @@ def _remarks(advice: Advice) -> list[str]:
     lines = list(advice.notes)
     if not advice.alone:
         lines.append(f"None of {advice.tried} changes that were predicted gains in {advice.goal}.")
-    if advice.forecast.fits is False and not any(each.fits for each in (*advice.alone, *advice.together)):
+    if advice.forecast.fits is False and not any(advised.fits for advised in (*advice.alone, *advice.together)):
         lines.append(_unfit(advice))
     if advice.run.cluster.count > 1:
         lines.append("These change a layout by a factor of two at a time; `trainledger layouts` searches all of them.")
@@ -131,7 +131,9 @@ def _remarks(advice: Advice) -> list[str]:
 def _unfit(advice: Advice) -> str:
     """What is left where no change makes a run fit."""
     left = []
-    if any(each.effect == RESULT for each in advice.alone) and all(each.effect != RESULT for each in advice.together):
+    if any(advised.effect == RESULT for advised in advice.alone) and all(
+        advised.effect != RESULT for advised in advice.together
+    ):
         left.append("changes of what is trained, together (--any-result)")
     left.append("more devices to shard over (trainledger layouts)")
     if advice.run.recipe.lora is None:
@@ -161,7 +163,7 @@ def _as_it_is(advice: Advice) -> list[str]:
     return lines
 
 
-def _numbered(found: Sequence[Advised], befores: Sequence[Forecast]) -> Items:
+def _numbered(adviseds: Sequence[Advised], befores: Sequence[Forecast]) -> Items:
     """Changes with their gains over the forecasts ``befores``."""
 
     def text(each: Advised, before: Forecast) -> str:
@@ -169,8 +171,8 @@ def _numbered(found: Sequence[Advised], befores: Sequence[Forecast]) -> Items:
         cost = f"; {each.cost}" if each.cost else ""
         return f"{each.what}: {_gain(each.seconds, each.nbytes, before, each.forecast)}{effect}{cost}"
 
-    pairs = zip(found, befores, strict=False)
-    return Items(tuple(Item(text(each, before), commands(each.sets)) for each, before in pairs))
+    pairs = zip(adviseds, befores, strict=False)
+    return Items(tuple(Item(text(advised, before), commands(advised.sets)) for advised, before in pairs))
 
 
 def _gain(
@@ -205,8 +207,8 @@ def _data(advice: Advice) -> dict[str, Any]:
         **{name: getattr(forecast, name) for name in ("fits", "total_seconds", "step_seconds", "device_nbytes")},
         "impossible": list(forecast.impossible),
         "bottleneck": plain(forecast.bottleneck),
-        "alone": [_change_data(each) for each in advice.alone],
-        "together": [_change_data(each) for each in advice.together],
+        "alone": [_change_data(advised) for advised in advice.alone],
+        "together": [_change_data(advised) for advised in advice.together],
         "tried": advice.tried,
         "refused": advice.refused,
         "notes": list(advice.notes),
@@ -221,42 +223,42 @@ def _change_data(each: Advised) -> dict[str, Any]:
 
 def figures(advice: Advice, title: str) -> list[Chart]:
     """Time against memory of every change that helps, numbered, and the path of those together."""
-    drawn = [each for each in advice.alone if each.seconds[1] is not None and each.nbytes[1] is not None]
-    listed = sorted(drawn, key=lambda each: each.effect == RESULT)  # as the text has them
+    drawn = [advised for advised in advice.alone if advised.seconds[1] is not None and advised.nbytes[1] is not None]
+    listed = sorted(drawn, key=lambda advised: advised.effect == RESULT)  # as the text has them
     if not listed:
         return []
-    scale, unit = _unit(max(each.seconds[0] or 0.0 for each in listed))
+    scale, unit = _unit(max(advised.seconds[0] or 0.0 for advised in listed))
 
     def marks_of(some: Sequence[Advised], **style: Any) -> Line:
-        sets = [" ".join(f"--set {one}" for one in each.sets) for each in some]
-        nbytes, seconds = [each.nbytes[1] or 0 for each in some], [each.seconds[1] or 0.0 for each in some]
+        sets = [" ".join(f"--set {one}" for one in advised.sets) for advised in some]
+        nbytes, seconds = [advised.nbytes[1] or 0 for advised in some], [advised.seconds[1] or 0.0 for advised in some]
         said = [
-            f"{each.what}\n{flags}\n{time / scale:.4g} {unit}, {memory / GIGA:.4g} GB".replace("\n\n", "\n")
-            for each, flags, time, memory in zip(some, sets, seconds, nbytes, strict=True)
+            f"{advised.what}\n{flags}\n{time / scale:.4g} {unit}, {memory / GIGA:.4g} GB".replace("\n\n", "\n")
+            for advised, flags, time, memory in zip(some, sets, seconds, nbytes, strict=True)
         ]
         return Line([each / GIGA for each in nbytes], [each / scale for each in seconds], said=said, **style)
 
     marks: list[Mark] = []
     for effect, meaning in EFFECTS.items():
-        numbered = [(number, each) for number, each in enumerate(listed, 1) if each.effect == effect]
+        numbered = [(number, advised) for number, advised in enumerate(listed, 1) if advised.effect == effect]
         if numbered:
             texts = [f"{number}" for number, _ in numbered]
-            own = [each for _, each in numbered]
+            own = [advised for _, advised in numbered]
             marks.append(
                 marks_of(own, name=meaning, colour=_COLOUR_OF[effect], width=0, symbol="circle", size=11, texts=texts)
             )
     start, first = (listed[0].nbytes[0] or 0) / GIGA, (listed[0].seconds[0] or 0.0) / scale
-    way = [each for each in advice.together if each.seconds[1] is not None and each.nbytes[1] is not None]
+    way = [advised for advised in advice.together if advised.seconds[1] is not None and advised.nbytes[1] is not None]
     if way:
         path = marks_of(way, name="together, in order", colour=AXIS, dash="dot", symbol="circle", size=6)
         xs, ys, said = (start, *path.xs), (first, *path.ys), ("as planned", *(path.said or ()))
         marks.append(replace(path, xs=xs, ys=ys, said=said))
     star: dict[str, Any] = {"symbol": "star", "size": 15, "colour": "#000000", "said": ["as planned"]}
     marks += [Line([start], [first], "as planned", width=0, **star), *usable_memory(advice.forecast.usable_nbytes)]
-    x, key = Axis("memory of the peak rank (GB)"), tuple(each.what for each in listed)
+    x, key = Axis("memory of the peak rank (GB)"), tuple(advised.what for advised in listed)
     return [Chart(title, tuple(marks), x, Axis(f"time ({unit})"), key, height=360)]
 
 
 def _unit(seconds: float) -> tuple[float, str]:
     units = ((86400.0, "days"), (3600.0, "hours"), (60.0, "minutes"), (1.0, "seconds"))
-    return next((each for each in units if seconds >= each[0]), (1e-3, "milliseconds"))
+    return next((unit for unit in units if seconds >= unit[0]), (1e-3, "milliseconds"))

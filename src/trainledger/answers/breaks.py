@@ -85,12 +85,12 @@ def _planner(asked: Run) -> Callable[[Run], Run | None]:
         )
         wanted = replace(run, layout=asked.layout, recipe=free)
         try:
-            found = spread(wanted, fixed=fixed_by(wanted), keep=1, front=False, first=True)
+            layouts = spread(wanted, fixed=fixed_by(wanted), keep=1, front=False, first=True)
         except InvalidInput:  # such as more devices than a known network joins
             return None
-        if found.interrupted:
+        if layouts.interrupted:
             raise KeyboardInterrupt
-        return None if found.simplest is None else found.simplest.run
+        return None if layouts.simplest is None else layouts.simplest.run
 
     return planned
 
@@ -223,8 +223,8 @@ def _along(each: Along, nothing: str) -> Section:
     elif len(each.breaks) < len(_ORDER) and each.reached > each.start:
         lines.append(f"No further limit up to {each.reached:,}.")
     lines += _layout(each)
-    found = Table(each.axis, columns, rows, units=units, align="llrrrl")
-    return Section(title, (found, Text(tuple(lines))) if lines else (found,))
+    table = Table(each.axis, columns, rows, units=units, align="llrrrl")
+    return Section(title, (table, Text(tuple(lines))) if lines else (table,))
 
 
 def _layout(each: Along) -> list[str]:
@@ -258,10 +258,10 @@ def _data(found: Breaks) -> dict[str, Any]:
         "run": run_data(found.run),
         "layout": list(found_layout(found.run)),
         "already": [_break_data(each) for each in found.already],
-        "warnings": [_break_data(each) for each in found.warnings],
+        "warnings": [_break_data(warning) for warning in found.warnings],
         "along": [
-            plain(each) | {name: [_break_data(one) for one in getattr(each, name)] for name in ("breaks", "warnings")}
-            for each in found.along
+            plain(along) | {name: [_break_data(one) for one in getattr(along, name)] for name in ("breaks", "warnings")}
+            for along in found.along
         ],
         "not_judged": list(found.unknown),
     }
@@ -275,8 +275,8 @@ def _break_data(each: Break) -> dict[str, Any]:
 
 def figures(found: Breaks) -> list[Chart]:
     """How far each axis can grow before which limit breaks."""
-    rows = [each for each in found.along if each.breaks]
-    broken = [(row, one) for row, each in enumerate(rows) for one in each.breaks]
+    rows = [along for along in found.along if along.breaks]
+    broken = [(row, one) for row, along in enumerate(rows) for one in along.breaks]
     if not broken:
         return []
     marks = []
@@ -308,5 +308,5 @@ def figures(found: Breaks) -> list[Chart]:
         ends=(2 ** (-0.12 * (farthest + 0.3)), 2 ** (1.15 * farthest + 0.3)),
         ticks={2.0**power: f"{2**power:,}" for power in range(0, int(1.15 * farthest + 0.3) + 1, every)},
     )
-    y = Axis(names=tuple(f"{each.axis}\n{each.start:,}" for each in rows))
+    y = Axis(names=tuple(f"{row.axis}\n{row.start:,}" for row in rows))
     return [Chart(f"What breaks when {found.run.model.name} grows", tuple(marks), x, y, height=70 * len(rows))]

@@ -31,7 +31,7 @@ def of_kinds(kinds: Sequence[str]) -> Document:
     """A table of each kind; in JSON all that the catalog says of each."""
     entries = {kind: {name: _entry(name) for name in _NAMES[kind]()} for kind in kinds}
     made = {"models": _models, "devices": _devices, "links": _links}
-    tables = (made[kind](each) for kind, each in entries.items())
+    tables = (made[kind](entry) for kind, entry in entries.items())
     return Document("The catalog", sections(*tables), data=lambda: entries)
 
 
@@ -90,7 +90,7 @@ def _peaks(name: str) -> Table:
             f"{peak / peaks['fp32']:.4g} x" if "fp32" in peaks else "",
             "" if bandwidth is None else f"{peak / bandwidth:.4g}",
         )
-        for dtype, peak in sorted(peaks.items(), key=lambda each: each[1])
+        for dtype, peak in sorted(peaks.items(), key=lambda peak: peak[1])
     )
     columns = ("dtype", "dense peak", "of fp32", "ridge point, FLOP/byte")
     return Table("peaks", columns, rows, units=("", "flops_per_second"), align="lrrr")
@@ -124,7 +124,7 @@ def _devices(entries: dict[str, dict[str, Any]]) -> Table:
 
 def _links(entries: dict[str, dict[str, Any]]) -> Table:
     rows = tuple(
-        (name, each["bytes_per_second"], f"{each['share']:.0%}", each["title"]) for name, each in entries.items()
+        (name, entry["bytes_per_second"], f"{entry['share']:.0%}", entry["title"]) for name, entry in entries.items()
     )
     units = ("", "nbytes_per_second")
     return Table("links", ("link", "one way", "reached", ""), rows, units=units, align="lrrl")

@@ -98,7 +98,7 @@ def is_it(sheet: Device, name: str, memory: int | None) -> bool:
     be that of the box, of which a driver shows a little less or more (GB against GiB).
     """
     words, found = sheet.title.lower().replace("-", " ").split(), name.lower().replace("-", " ").split()
-    models = [each for each in words if any(letter.isdigit() for letter in each) and not each.endswith("gb")]
+    models = [word for word in words if any(letter.isdigit() for letter in word) and not word.endswith("gb")]
     boards = [{"pcie", "nvl", "sxm", "sxm2", "sxm4", "sxm5"} & set(each) for each in (words, found)]
     kinds = [{each[:3] for each in board} for board in boards]
     if not models or models[0] not in found or (all(kinds) and kinds[0] != kinds[1]):
@@ -293,7 +293,7 @@ def needs_of(run: Run, ranks: Ranks) -> Needs:
         copies=written if run.recipe.checkpoints.asynchronous else 0,
         checkpoint=checkpoint_nbytes(whole),
         file=max(state.get("parameters", 0), state.get("optimizer state", 0)),
-        message=max((each.payload for each in own.entries), default=0),
+        message=max((entry.payload for entry in own.entries), default=0),
     )
 
 

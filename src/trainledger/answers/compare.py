@@ -82,30 +82,30 @@ def _with(overrides: Overrides, changes: Sequence[str]) -> Overrides:
     return [*given, *changes] if changes else given
 
 
-def page(found: Comparison) -> Document:
+def page(comparison: Comparison) -> Document:
     """Both runs under the names by which they were asked for."""
-    names = found.names
+    names = comparison.names
     body: list[Content] = []
-    why = tuple(map(sentence, _sentences(found))) if found.fields else ()
-    if found.fields:
-        fields = tuple((each.field, _value(each.a), _value(each.b)) for each in found.fields)
+    why = tuple(map(sentence, _sentences(comparison))) if comparison.fields else ()
+    if comparison.fields:
+        fields = tuple((field.field, _value(field.a), _value(field.b)) for field in comparison.fields)
         body = [
             Table("fields", ("field", "a", "b"), fields),
-            Table("costs", ("", "a", "b", "b - a", ""), tuple(map(_row, found.rows)), align="lrrrr"),
+            Table("costs", ("", "a", "b", "b - a", ""), tuple(map(_row, comparison.rows)), align="lrrrr"),
             why[1:],
             *details(
                 "time and memory by cause",
-                _split(f"Time of {found.of}", found.times, "nanoseconds") if found.times else None,
-                _split("Memory of the peak rank", found.memory, "nbytes") if found.memory else None,
+                _split(f"Time of {comparison.of}", comparison.times, "nanoseconds") if comparison.times else None,
+                _split("Memory of the peak rank", comparison.memory, "nbytes") if comparison.memory else None,
             ),
         ]
     return Document(
         title="Two runs compared",
         verdict="".join(why[:1]) or "The two runs have the same value in every field.",
         sections=sections([f"{letter}: {name}" for letter, name in zip("ab", names, strict=True)], *body),
-        about=tuple(about(found)),
-        data=lambda: {"a": names[0], "b": names[1], **_data(found)},
-        figures=lambda: figures(found),
+        about=tuple(about(comparison)),
+        data=lambda: {"a": names[0], "b": names[1], **_data(comparison)},
+        figures=lambda: figures(comparison),
     )
 
 
@@ -136,25 +136,25 @@ def _row(each: Row) -> tuple[Cell, ...]:
 def _split(title: str, parts: tuple[Part, ...], unit: str) -> Section:
     rows = tuple(
         (each.name, signed(each.a, unit).lstrip("+"), signed(each.b, unit).lstrip("+"), signed(each.difference, unit))
-        for each in (*(each for each in parts if each.a or each.b), _whole(parts))
+        for each in (*(part for part in parts if part.a or part.b), _whole(parts))
     )
     return section(title, Table(title, ("", "a", "b", "b - a"), rows, align="lrrr"))
 
 
-def _sentences(found: Comparison) -> Iterator[str]:
+def _sentences(comparison: Comparison) -> Iterator[str]:
     """Why: the largest differences that make up the whole one, and what qualifies the comparison."""
-    a, b = found.forecast_a, found.forecast_b
-    if found.times:
-        yield _why(found.of, "takes", ("less", "longer", "long"), found.times, "nanoseconds")
-    if found.times and found.ratio is not None and abs(found.ratio.predicted - 1) > ROUNDING:
-        yield _sure(found.ratio)
+    a, b = comparison.forecast_a, comparison.forecast_b
+    if comparison.times:
+        yield _why(comparison.of, "takes", ("less", "longer", "long"), comparison.times, "nanoseconds")
+    if comparison.times and comparison.ratio is not None and abs(comparison.ratio.predicted - 1) > ROUNDING:
+        yield _sure(comparison.ratio)
     if a.money and b.money is not None and a.money != b.money:
         more = "more" if b.money > a.money else "less"
         share = format_percent(b.money / a.money - 1, signed=True)
-        yield f"{found.of}: b costs {shown(abs(b.money - a.money), 'amount')} {more} than a ({share})"
-    if found.memory:
-        yield _why("the peak rank", "needs", ("less", "more", "much"), found.memory, "nbytes")
-    if found.a.layout != found.b.layout and found.a.origin.searched and found.b.origin.searched:
+        yield f"{comparison.of}: b costs {shown(abs(b.money - a.money), 'amount')} {more} than a ({share})"
+    if comparison.memory:
+        yield _why("the peak rank", "needs", ("less", "more", "much"), comparison.memory, "nbytes")
+    if comparison.a.layout != comparison.b.layout and comparison.a.origin.searched and comparison.b.origin.searched:
         yield "the layouts were searched for separately, and they differ too (--set layout.AXIS=N keeps one)"
     for letter, forecast in zip("ab", (a, b), strict=True):
         if forecast.impossible:
@@ -166,7 +166,7 @@ def _sentences(found: Comparison) -> Iterator[str]:
         if forecast.step_seconds is None and forecast.notes:
             yield f"{letter}: {forecast.notes[0]}"
     without = [forecast.interruptions is None for forecast in (a, b)]
-    if found.times and without[0] != without[1] and None not in (a.goodput, b.goodput):
+    if comparison.times and without[0] != without[1] and None not in (a.goodput, b.goodput):
         letter = "a" if without[0] else "b"
         yield (
             f"{letter} has no interruptions in it, as its device's rate of failures is not known "
@@ -183,23 +183,23 @@ def _sentences(found: Comparison) -> Iterator[str]:
         )
 
 
-def _sure(found: Ratio) -> str:
+def _sure(ratio: Ratio) -> str:
     """Whether a difference of times is larger than what two published runs were off by together."""
-    pairs = f"pairs of published runs on {'one device' if found.one_device else 'two devices'}"
-    said = "more" if found.decided else "no more"
-    between = ends(found.interval, lambda value: f"{value:.3g}")
-    times = f"b takes {found.predicted:.3g} times as long as a"
+    pairs = f"pairs of published runs on {'one device' if ratio.one_device else 'two devices'}"
+    said = "more" if ratio.decided else "no more"
+    between = ends(ratio.interval, lambda value: f"{value:.3g}")
+    times = f"b takes {ratio.predicted:.3g} times as long as a"
     return f"{times} ({between}; from {pairs}): {said} than the error of such predictions"
 
 
 def _why(of: str, verb: str, words: tuple[str, str, str], parts: tuple[Part, ...], unit: str) -> str:
     less, more, same = words
-    change, before = sum(each.difference for each in parts), sum(each.a for each in parts)
+    change, before = sum(part.difference for part in parts), sum(part.a for part in parts)
     within = ROUNDING * before if unit == "nanoseconds" else 0  # bytes are exact
-    causes = [each for each in reasons(parts) if abs(each.difference) > within]
-    listed = ", ".join(f"{each.name} {signed(each.difference, unit)}" for each in causes[:4])
+    causes = [reason for reason in reasons(parts) if abs(reason.difference) > within]
+    listed = ", ".join(f"{cause.name} {signed(cause.difference, unit)}" for cause in causes[:4])
     if rest := causes[4:]:
-        listed += f", {counted(len(rest), 'other')} {signed(sum(each.difference for each in rest), unit)}"
+        listed += f", {counted(len(rest), 'other')} {signed(sum(part.difference for part in rest), unit)}"
     if abs(change) <= within:
         text = f"{of}: b {verb} as {same} as a"
     else:
@@ -208,18 +208,18 @@ def _why(of: str, verb: str, words: tuple[str, str, str], parts: tuple[Part, ...
     return text + (f": {listed}" if listed else "")
 
 
-def _data(found: Comparison) -> dict[str, Any]:
-    a, b = found.forecast_a, found.forecast_b
+def _data(comparison: Comparison) -> dict[str, Any]:
+    a, b = comparison.forecast_a, comparison.forecast_b
     return {
-        "run": {"a": run_data(found.a), "b": run_data(found.b)},
-        "fields": plain(found.fields),
-        "rows": plain(found.rows, more={Row: ("difference",)}),
+        "run": {"a": run_data(comparison.a), "b": run_data(comparison.b)},
+        "fields": plain(comparison.fields),
+        "rows": plain(comparison.rows, more={Row: ("difference",)}),
         "fits": {"a": a.fits, "b": b.fits},
-        "time_of": found.of,
-        "nanoseconds": _parts_data(found.times),
-        "memory_nbytes": _parts_data(found.memory),
+        "time_of": comparison.of,
+        "nanoseconds": _parts_data(comparison.times),
+        "memory_nbytes": _parts_data(comparison.memory),
         "basis": {"a": a.basis, "b": b.basis},
-        "ratio": None if found.ratio is None else plain(found.ratio, more={Ratio: ("decided",)}),
+        "ratio": None if comparison.ratio is None else plain(comparison.ratio, more={Ratio: ("decided",)}),
         "intervals": {"a": plain(a.intervals), "b": plain(b.intervals)},
         "notes": {"a": list(a.notes), "b": list(b.notes)},
     }
@@ -230,42 +230,48 @@ def _parts_data(parts: tuple[Part, ...]) -> dict[str, Any]:
 
 
 def _whole(parts: tuple[Part, ...]) -> Part:
-    return Part("in all", sum(each.a for each in parts), sum(each.b for each in parts))
+    return Part("in all", sum(part.a for part in parts), sum(part.b for part in parts))
 
 
-def figures(found: Comparison) -> list[Chart]:
+def figures(comparison: Comparison) -> list[Chart]:
     """The causes of the time and the categories of memory, a and b."""
     charts = []
-    if found.times:
-        largest = max(sum(each.a for each in found.times), sum(each.b for each in found.times)) * _NANO
+    if comparison.times:
+        largest = max(sum(time.a for time in comparison.times), sum(time.b for time in comparison.times)) * _NANO
         scale, unit = next(
             (each for each in ((86400.0, "days"), (3600.0, "hours"), (1.0, "seconds")) if largest >= each[0]),
             (1e-3, "milliseconds"),
         )
-        charts.append(_bars(f"Time of {found.of}", unit, found.times, found.names, _NANO / scale))
-    if found.memory:
+        charts.append(_bars(f"Time of {comparison.of}", unit, comparison.times, comparison.names, _NANO / scale))
+    if comparison.memory:
         usable = (
-            list(_usable(found)) if any(each.fits is False for each in (found.forecast_a, found.forecast_b)) else []
+            list(_usable(comparison))
+            if any(forecast.fits is False for forecast in (comparison.forecast_a, comparison.forecast_b))
+            else []
         )
-        charts.append(_bars("Memory of the peak rank", "GB", found.memory, found.names, 1 / GIGA, usable))
+        charts.append(_bars("Memory of the peak rank", "GB", comparison.memory, comparison.names, 1 / GIGA, usable))
     return charts
 
 
-def _usable(found: Comparison) -> Iterator[Band]:
+def _usable(comparison: Comparison) -> Iterator[Band]:
     """The usable memory of the devices, once where both have the same."""
-    a, b = found.forecast_a.usable_nbytes, found.forecast_b.usable_nbytes
+    a, b = comparison.forecast_a.usable_nbytes, comparison.forecast_b.usable_nbytes
     if a == b:
         yield from usable_memory(a)
         return
     for letter, nbytes in (("a", a), ("b", b)):
-        yield from (replace(each, text=f"{letter}: {each.text}") for each in usable_memory(nbytes))
+        yield from (replace(band, text=f"{letter}: {band.text}") for band in usable_memory(nbytes))
 
 
-def about(found: Comparison) -> list[str]:
+def about(comparison: Comparison) -> list[str]:
     """What the page of the figures says above them: both runs, and whether each fits its device."""
     lines = []
     for letter, name, run, forecast in zip(
-        "ab", found.names, (found.a, found.b), (found.forecast_a, found.forecast_b), strict=True
+        "ab",
+        comparison.names,
+        (comparison.a, comparison.b),
+        (comparison.forecast_a, comparison.forecast_b),
+        strict=True,
     ):
         lines += [f"{letter}: {name}", "; ".join(of_run(run))]
         if forecast.device_nbytes is not None and forecast.usable_nbytes is not None:

@@ -54,7 +54,7 @@ def copy_seconds(nbytes: int | str, device: Device | str, *, pinned: bool = True
     if size < 0:
         raise InvalidInput([Problem("nbytes", size, "must be 0 or more", 0)])
     entry = host_copies()[EVIDENCE]
-    rates = {each.what: each.bytes_per_second or 0.0 for each in measured(EVIDENCE)}
+    rates = {copy_time.what: copy_time.bytes_per_second or 0.0 for copy_time in measured(EVIDENCE)}
     rate, source, basis = rates[f"to device, {'pinned' if pinned else 'pageable'}"], str(entry["source"]), "measured"
     if there.name != EVIDENCE:
         if there.fabric is None or there.fabric.host is None:
@@ -71,7 +71,10 @@ def copy_seconds(nbytes: int | str, device: Device | str, *, pinned: bool = True
 
 def table(device: str) -> Table | None:
     """The copies of a device that the catalog has, each with its rate."""
-    cells = tuple((each.what, each.nbytes, each.seconds, each.bytes_per_second, each.note) for each in measured(device))
+    cells = tuple(
+        (copy_time.what, copy_time.nbytes, copy_time.seconds, copy_time.bytes_per_second, copy_time.note)
+        for copy_time in measured(device)
+    )
     units = ("", "nbytes", "seconds", "nbytes_per_second")
     columns = (f"measured on {device}", "bytes", "one", "rate", "")
     return Table("host copies", columns, cells, units, align="lrrrl") if cells else None

@@ -47,7 +47,7 @@ def account(
 def _has_open_sizes(part: object) -> bool:
     """Whether a size is an array or a symbol."""
     sizes = getattr(part, "__dict__", {}).values()
-    return any(hasattr(each, "shape") or hasattr(each, "free_symbols") for each in sizes)
+    return any(hasattr(size, "shape") or hasattr(size, "free_symbols") for size in sizes)
 
 
 def _counted(run: Source, overrides: Overrides) -> Run:

@@ -63,7 +63,7 @@ def run_of_model(named: str | ModelSpec, overrides: Overrides, purpose: str = PL
     auto = layout.get("auto", False)
     small = purpose == FIT and not auto
     spread = purpose != SERVE and not small and (cluster.count > 1 or (auto and cluster.device != THIS_MACHINE))
-    adapters = any(each.startswith("recipe.lora") for each in given)
+    adapters = any(name.startswith("recipe.lora") for name in given)
     precision = _precision(cluster, adapters, sharded=cluster.count > 1 if small else spread)
     recipe: dict[str, Any] = {"seq_len": fields["max_seq_len"], "global_batch": 1, "precision": precision}
     if "recipe.tokens" not in given:
@@ -109,7 +109,7 @@ def _with_method(overrides: Overrides, devices: int, longest: int) -> tuple[Over
     preset = {name: value for name, value in preset.items() if name not in given}
     if isinstance(overrides, Mapping):
         return {**preset, **{name: value for name, value in overrides.items() if name != METHOD}}, tuple(preset)
-    rest = (each for each in overrides if each.partition("=")[0].strip() != METHOD)
+    rest = (override for override in overrides if override.partition("=")[0].strip() != METHOD)
     return [*(f"{name}={value}" for name, value in preset.items()), *rest], tuple(preset)
 
 
@@ -216,7 +216,7 @@ def sharded(named: str | ModelSpec, overrides: Sequence[str]) -> tuple[str, ...]
     ('recipe.precision=bf16-sharded', 'recipe.micro_batch=1', 'layout.shard=8', 'recipe.global_batch=512')
     """
     given = by_field(overrides)
-    free = [each for each in overrides if not each.startswith("layout")]
+    free = [override for override in overrides if not override.startswith("layout")]
     run = run_of_model(named, [*free, "layout.auto=true"])
     replicate, *others = (_size(given.get(f"layout.{name}")) for name in ("replicate", "tensor", "pipeline", "context"))
     shard, micro_batch = max(1, run.cluster.count // (replicate * prod(others))), run.recipe.micro_batch or 1

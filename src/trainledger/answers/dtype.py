@@ -79,9 +79,9 @@ def page(
     the number in formats in blocks.
     """
     whole = [each for each in chosen if isinstance(each, Whole)]
-    floating = [each for each in chosen if not isinstance(each, Whole)]
+    floating = [fmt for fmt in chosen if not isinstance(fmt, Whole)]
     blocks = [name for name in map(str.lower, names) if name in BLOCK_FORMATS and name not in WHOLE]
-    rounded = [] if number is None else [each.rounded(number) for each in floating]
+    rounded = [] if number is None else [fmt.rounded(number) for fmt in floating]
     data = [*(map(_rounded_data, rounded) if rounded else map(_format_data, floating))]
     data += [_whole_data(each, number) for each in whole]
     return Document(
@@ -125,10 +125,10 @@ def limits(head: str, formats: Iterable[NumberFormat]) -> Table:
     """How many bits formats have, how far they reach, and how finely they step."""
     rows = tuple(
         (
-            each.name, f"1+{each.exponent_bits}+{each.mantissa_bits}", f"{_nbytes(each):g}", f"{each.largest:.5g}",
-            f"{each.smallest_normal:.4g}", f"{each.smallest_subnormal:.4g}", f"{each.epsilon:.4g}",
+            fmt.name, f"1+{fmt.exponent_bits}+{fmt.mantissa_bits}", f"{_nbytes(fmt):g}", f"{fmt.largest:.5g}",
+            f"{fmt.smallest_normal:.4g}", f"{fmt.smallest_subnormal:.4g}", f"{fmt.epsilon:.4g}",
         )
-        for each in formats
+        for fmt in formats
     )  # fmt: skip
     columns = (head, "s+e+m", "bytes", "largest", "min normal", "min subnormal", "epsilon")
     return Table("formats", columns, rows, align="llrrrrr")
@@ -140,11 +140,17 @@ def _formats(some: Sequence[NumberFormat], *, every: bool) -> Iterator[Content]:
         yield _one_format(some[0])
     elif some:
         yield limits("format", some)
-        yield (f"{each.name}: {each.suits}." for each in some)
+        yield (f"{fmt.name}: {fmt.suits}." for fmt in some)
     if every:
         rows = tuple(
-            (each.name, each.element, str(each.block), each.scale, f"{each.bits_per_element:.4g}")
-            for each in BLOCK_FORMATS.values()
+            (
+                block_format.name,
+                block_format.element,
+                str(block_format.block),
+                block_format.scale,
+                f"{block_format.bits_per_element:.4g}",
+            )
+            for block_format in BLOCK_FORMATS.values()
         )
         yield Table("blocks", ("in blocks", "elements", "block", "scale", "bits per element"), rows, align="llrlr")
 
@@ -185,15 +191,15 @@ def _integers(some: Sequence[Whole], number: float | None) -> Iterator[Table | s
     if not some:
         return
     limits = ("bytes", "smallest", "largest")
-    found = [_whole_data(each, number) for each in some]
+    found = [_whole_data(whole, number) for whole in some]
     sizes = [tuple(str(each[name]) for name in ("nbytes", "smallest", "largest")) for each in found]
     if number is None:
-        rows = tuple((each.name, *size) for each, size in zip(some, sizes, strict=True))
+        rows = tuple((whole.name, *size) for whole, size in zip(some, sizes, strict=True))
         yield Table("integers", ("format", *limits), rows, align="lrrr")
         return
     yield f"{number!r} converted to integers: the fraction is dropped, as in torch"
     values = [("" if each["value"] is None else str(each["value"]), each["fate"]) for each in found]
-    rows = tuple((each.name, *value, *size) for each, value, size in zip(some, values, sizes, strict=True))
+    rows = tuple((whole.name, *value, *size) for whole, value, size in zip(some, values, sizes, strict=True))
     yield Table("integers", ("format", "becomes", "", *limits), rows, align="lrlrrr")
 
 

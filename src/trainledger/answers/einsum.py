@@ -84,31 +84,31 @@ def einsum_times(one: Einsum, devices: Iterable[Device]) -> tuple[EinsumTime, ..
     """
     matmuls = [
         Matmul(
-            each.matmul,
+            step.matmul,
             one.dtype,
-            each.flops,
-            nbytes_in(each.read_elements, one.dtype),
-            nbytes_in(each.written_elements, one.dtype),
+            step.flops,
+            nbytes_in(step.read_elements, one.dtype),
+            nbytes_in(step.written_elements, one.dtype),
         )
-        for each in one.steps
+        for step in one.steps
     ]
-    return tuple(einsum_time(matmuls, each) for each in devices)
+    return tuple(einsum_time(matmuls, device) for device in devices)
 
 
 def devices_named(text: str, field: str = "device") -> tuple[Device, ...]:
     """The devices of the catalog in a text, commas between them; raises `InvalidInput`."""
-    names = [each.strip() for each in text.split(",") if each.strip()]
+    names = [part.strip() for part in text.split(",") if part.strip()]
     if len(names) > MOST_DEVICES:
         rule = f"names {len(names)} devices, and {MOST_DEVICES} are compared at most"
         raise InvalidInput([Problem(field, text, rule, ",".join(names[:MOST_DEVICES]))])
-    return tuple(catalog.device(each, field) for each in names)
+    return tuple(catalog.device(name, field) for name in names)
 
 
 def page(one: Einsum, times: Sequence[EinsumTime] = ()) -> Document:
     """An einsum: its steps, its totals, and what bounds it on devices (`einsum_times`)."""
     operands = " and ".join(map(list_text, one.operands))
     steps = tuple(
-        (str(number), each.equation, list_text(each.shape), each.flops) for number, each in enumerate(one.steps, 1)
+        (str(number), step.equation, list_text(step.shape), step.flops) for number, step in enumerate(one.steps, 1)
     )
     several = len(one.steps) > 1
     in_steps = Table("steps", ("step", "einsum", "gives", "FLOPs"), steps, units=("", "", "", "integer"), align="rllr")
@@ -152,7 +152,7 @@ def _timed(one: Einsum, time: EinsumTime) -> Iterator[Content]:
         share = time.flops_per_second / time.peak_flops_per_second
         rate = f"{format_flops_per_second(time.flops_per_second)}, {format_percent(share)} of the peak"
         yield f"Predicted {format_seconds(time.seconds)} (assumed rates): {rate}."
-        yield [cut_text(each) for each in time.tilings]
+        yield [cut_text(tiling) for tiling in time.tilings]
         yield causes_table(time)
 
 
@@ -176,20 +176,20 @@ def cut_text(cut: Tiling) -> str:
 
 def causes_table(time: EinsumTime) -> Table:
     """What each cause adds to the time of the FLOPs at the peak, up to the predicted seconds."""
-    rows = [(each.cause, each.seconds) for each in time.bars if each.nanoseconds]
+    rows = [(bar.cause, bar.seconds) for bar in time.bars if bar.nanoseconds]
     return Table("causes", ("cause", "time"), (*rows, ("in all", time.seconds)), units=("", "seconds"), align="lr")
 
 
 def times_table(times: Sequence[EinsumTime]) -> Table:
     """Devices side by side: the bound, what limits it, and what is predicted with which tiles and waves."""
     rows: list[tuple[Cell, ...]] = []
-    for each in times:
+    for time in times:
         reached = None
-        if each.flops_per_second is not None and each.peak_flops_per_second is not None:
-            reached = each.flops_per_second / each.peak_flops_per_second
-        waves = ", ".join(f"{cut.waves}" for cut in each.tilings)
-        bound = each.bound or "no rate"
-        rows.append((each.device, each.bound_seconds, bound, each.ridge, each.seconds, reached, waves))
+        if time.flops_per_second is not None and time.peak_flops_per_second is not None:
+            reached = time.flops_per_second / time.peak_flops_per_second
+        waves = ", ".join(f"{cut.waves}" for cut in time.tilings)
+        bound = time.bound or "no rate"
+        rows.append((time.device, time.bound_seconds, bound, time.ridge, time.seconds, reached, waves))
     columns = ("device", "at least", "bound by", "ridge", "predicted", "of peak", "waves")
     return Table("devices", columns, tuple(rows), ("", "seconds", "", "amount", "seconds", "share"), align="lrlrrrr")
 

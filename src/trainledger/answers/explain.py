@@ -296,7 +296,7 @@ def time_document(
             *_whose(run, backend, ranks),
             _largest("time", parts[:1]),
             roofline(rows),
-            section("", _DENSE if any(each.kind == "attention" for each in rows) else None),
+            section("", _DENSE if any(row.kind == "attention" for row in rows) else None),
             *details("causes", *(_terms(part, "seconds") for part in parts[:1])),
             *details("the interval", notes(map(sentence, of_steps(run, errors))) if errors is not None else None),
             *details("the longest operations", *(_terms(part, "seconds") for part in shown), others),
@@ -323,12 +323,12 @@ def _whose(run: Run, backend: str, ranks: str) -> tuple[str, ...]:
 
 def longest(parts: Sequence[Part], top: int) -> tuple[tuple[Part, ...], tuple[str, ...]]:
     """The parts of a time with the ``top`` longest of all their lines, their sums whole; a sentence on other lines."""
-    lines = sorted((each for part in parts for each in part.lines), key=lambda each: -each.value)
-    kept, left = {id(each) for each in lines[:top]}, lines[top:]
+    lines = sorted((line for part in parts for line in part.lines), key=lambda line: -line.value)
+    kept, left = {id(line) for line in lines[:top]}, lines[top:]
     if not left:
         return tuple(parts), ()
-    shown = tuple(replace(part, lines=tuple(each for each in part.lines if id(each) in kept)) for part in parts)
-    seconds = format_seconds(sum(each.value for each in left))
+    shown = tuple(replace(part, lines=tuple(line for line in part.lines if id(line) in kept)) for part in parts)
+    seconds = format_seconds(sum(line.value for line in left))
     return shown, (f"{counted(len(left), 'other')}, {seconds} in all: --top {len(lines)} lists every one.",)
 
 
@@ -339,7 +339,7 @@ def roofline(rows: Sequence[RooflineRow]) -> Table:
     """
     columns = ("operations", "FLOP/byte", "ridge", "bound by", "reached", "time", "share")
     units = ("", "ratio", "rate", "", "", "seconds", "share")
-    return Table("roofline", columns, tuple(_roofline_row(each) for each in rows), units=units, align="lrrlrrr")
+    return Table("roofline", columns, tuple(_roofline_row(row) for row in rows), units=units, align="lrrlrrr")
 
 
 def _roofline_row(each: RooflineRow) -> tuple[Cell, ...]:
@@ -352,7 +352,7 @@ def _roofline_row(each: RooflineRow) -> tuple[Cell, ...]:
 
 
 def _terms(part: Part, unit: str) -> Terms:
-    terms = tuple(Term(each.what, each.value, each.basis, _formula(each), each.source) for each in part.lines)
+    terms = tuple(Term(line.what, line.value, line.basis, _formula(line), line.source) for line in part.lines)
     return Terms(part.title, part.total, terms, unit)
 
 

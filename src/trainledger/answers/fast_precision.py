@@ -67,7 +67,7 @@ def precision_notes(run: Run) -> tuple[str, ...]:
 def _by_flags(run: Run) -> FastPrecision | None:
     if run.cluster.backend not in ("auto", "cpu") or (run.cluster.backend == "auto" and NVIDIA.exists()):
         return None
-    flag = next((each for each in BF16_FLAGS if each in cpu_flags()), None)
+    flag = next((bf16_flag for bf16_flag in BF16_FLAGS if bf16_flag in cpu_flags()), None)
     if flag is None:
         return None
     return FastPrecision(

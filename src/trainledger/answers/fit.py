@@ -265,9 +265,9 @@ def figures(fit: Fit) -> list[Chart]:
 
 
 def _memory_chart(fit: Fit, uses: dict[str, MemoryUse]) -> Chart:
-    categories = dict.fromkeys(name for each in uses.values() for name in each.by_category)
-    parts = {name: [each.by_category.get(name, 0) / GIGA for each in uses.values()] for name in categories}
-    parts["outside the tensors"] = [(each.nbytes - each.peak_nbytes) / GIGA for each in uses.values()]
+    categories = dict.fromkeys(name for use in uses.values() for name in use.by_category)
+    parts = {name: [use.by_category.get(name, 0) / GIGA for use in uses.values()] for name in categories}
+    parts["outside the tensors"] = [(use.nbytes - use.peak_nbytes) / GIGA for use in uses.values()]
     parts = {name: sizes for name, sizes in parts.items() if any(sizes)}
     names = list(uses)
     bars = stacked(parts, COLOUR_OF, lambda name, row: f"{names[row]}: {parts[name][row]:.2f} GB of {name}")

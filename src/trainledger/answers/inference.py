@@ -241,8 +241,8 @@ def _rate(tokens_per_second: float) -> str:
 
 
 def _batches(found: Inference) -> Section:
-    rows = [_row(each) for each in found.batches]
-    measured = any(each.time is not None and each.time.basis != "bound" for each in found.batches)
+    rows = [_row(batch) for batch in found.batches]
+    measured = any(batch.time is not None and batch.time.basis != "bound" for batch in found.batches)
     columns = ("batch", "KV cache", "memory", "about" if measured else "at least", "tokens/s", "bound", "")
     filled = [at for at in range(len(columns)) if at < _ALWAYS or any(row[at] not in ("", None) for row in rows)]
     table = Table(
@@ -295,7 +295,7 @@ def figures(found: Inference) -> list[Chart]:
 
     Batches that do not fit have no times here; the first of them is drawn with the memory it would need.
     """
-    timed = [each for each in found.batches if each.time is not None and each.fits is not False]
+    timed = [batch for batch in found.batches if batch.time is not None and batch.fits is not False]
     charts = [_latency(found, timed), _throughput(found, timed)] if timed else []
     return [*charts, _memory_chart(found)] if found.batches else charts
 
@@ -312,32 +312,32 @@ def about(found: Inference) -> list[str]:
 
 def _curves(found: Inference, rows: list[BatchRow]) -> Iterator[tuple[str, str, list[float], list[float]]]:
     """The bound and the expectation, where there is one: name, colour, milliseconds and tokens per second."""
-    times = [each.time for each in rows if each.time is not None]
-    rates = [each.bound_tokens_per_second or 0.0 for each in rows]
+    times = [row.time for row in rows if row.time is not None]
+    rates = [row.bound_tokens_per_second or 0.0 for row in rows]
     sheet = times[0].basis == "bound"
     least = "at least, by the data sheet" if sheet else "matmuls and attention at measured rates"
-    yield least, _BOUND, [each.bound_seconds * KILO for each in times], rates
-    expected = [each.expected_seconds for each in times if each.expected_seconds is not None]
+    yield least, _BOUND, [time.bound_seconds * KILO for time in times], rates
+    expected = [time.expected_seconds for time in times if time.expected_seconds is not None]
     if len(expected) == len(times):
-        rates = [each.expected_tokens_per_second or 0.0 for each in rows]
+        rates = [row.expected_tokens_per_second or 0.0 for row in rows]
         yield "expected", _EXPECTED, [each * KILO for each in expected], rates
 
 
 def _latency(found: Inference, rows: list[BatchRow]) -> Chart:
-    batches = [each.batch for each in rows]
+    batches = [row.batch for row in rows]
     marks = [
         Line(batches, milliseconds, name, colour, symbol="circle", said=_batches_said(rows, milliseconds, rates))
         for name, colour, milliseconds, rates in _curves(found, rows)
     ]
     what = "one token of each sequence" if found.serving.phase == "decode" else "all tokens of all sequences"
-    apart = [each for each, after in zip(batches, [*batches[1:], 0], strict=True) if not each < after < 1.5 * each]
+    apart = [batch for batch, after in zip(batches, [*batches[1:], 0], strict=True) if not batch < after < 1.5 * batch]
     x = Axis("sequences at once", log=True, ticks={float(each): f"{each:,}" for each in apart})
     title = f"Batch and latency: {found.run.model.name}, {what}"
     return Chart(title, tuple(marks), x, Axis("milliseconds", zero=True))
 
 
 def _throughput(found: Inference, rows: list[BatchRow]) -> Chart:
-    texts = [f"{each.batch:,}" for each in rows]
+    texts = [f"{row.batch:,}" for row in rows]
     marks = [
         Line(
             milliseconds,
@@ -357,19 +357,19 @@ def _throughput(found: Inference, rows: list[BatchRow]) -> Chart:
 
 def _batches_said(rows: list[BatchRow], milliseconds: list[float], rates: list[float]) -> list[str]:
     return [
-        f"batch {each.batch:,}: {time:.4g} ms, {rate:,.0f} tokens/s"
-        for each, time, rate in zip(rows, milliseconds, rates, strict=True)
+        f"batch {row.batch:,}: {time:.4g} ms, {rate:,.0f} tokens/s"
+        for row, time, rate in zip(rows, milliseconds, rates, strict=True)
     ]
 
 
 def _memory_chart(found: Inference) -> Chart:
-    beyond = [at for at, each in enumerate(found.batches) if each.fits is False]
+    beyond = [at for at, batch in enumerate(found.batches) if batch.fits is False]
     rows = found.batches[: beyond[0] + 1] if beyond else found.batches
     outside = "activations, and outside the tensors"
     parts = {
         "weights": [found.weights.nbytes / GIGA for _ in rows],
-        "KV cache": [each.cache_nbytes / GIGA for each in rows],
-        outside: [(each.device_nbytes - each.cache_nbytes - found.weights.nbytes) / GIGA for each in rows],
+        "KV cache": [row.cache_nbytes / GIGA for row in rows],
+        outside: [(row.device_nbytes - row.cache_nbytes - found.weights.nbytes) / GIGA for row in rows],
     }
     colours = {"weights": COLOURS[0], "KV cache": COLOURS[1]}
     bars = stacked(
@@ -381,5 +381,5 @@ def _memory_chart(found: Inference) -> Chart:
     )
     usable = None if found.memory is None else found.memory.usable_nbytes
     line = [] if found.memory is None else usable_memory(usable, "y", of_a_device(found.memory))
-    x = Axis("sequences at once", names=tuple(f"{each.batch:,}" for each in rows))
+    x = Axis("sequences at once", names=tuple(f"{row.batch:,}" for row in rows))
     return Chart(f"Batch and memory: {found.run.model.name}", (*bars, *line), x, Axis("memory (GB)"))

@@ -51,15 +51,15 @@ def _searched(run: Run, fixed: Mapping[str, Any], progress: Progress | None) -> 
     odd = {name: getattr(run.layout, name) for name in NOT_SEARCHED}
     if problems := [Problem(f"layout.{name}", each, rule) for name, each in odd.items() if each not in ("block", None)]:
         raise InvalidInput(problems)
-    found = spread(whole(run), fixed=fixed, keep=1, front=False, progress=progress)
-    if found.interrupted:  # who asked for a run did not ask for the best layout until then
+    layouts = spread(whole(run), fixed=fixed, keep=1, front=False, progress=progress)
+    if layouts.interrupted:  # who asked for a run did not ask for the best layout until then
         raise KeyboardInterrupt
-    if found.simplest is None:
-        why = why_no_layout(found, fixed, progress=progress)
+    if layouts.simplest is None:
+        why = why_no_layout(layouts, fixed, progress=progress)
         fixes = "".join(f" --fix {name}={value}" for name, value in fixed.items())
         more = f" (trainledger layouts{fixes} --full shows the search)"
         raise InvalidInput([Problem("layout", "auto", f"{why.rule}{more}", why.nearest)])
-    return found.simplest.run
+    return layouts.simplest.run
 
 
 def spread(
@@ -103,12 +103,12 @@ def spread(
         raise InvalidInput([Problem("cluster.device", name, f"has a rate that is not known: {reason}")]) from None
 
 
-def why_no_layout(found: Layouts, fixed: Mapping[str, Any], *, progress: Progress | None = None) -> Problem:
+def why_no_layout(layouts: Layouts, fixed: Mapping[str, Any], *, progress: Progress | None = None) -> Problem:
     """Why a search with ``fixed`` values found no layout, and the nearest values with which there is one."""
-    run = whole(found.run)
-    if found.fitting and not found.certain:
-        looked = f"by {counted(found.accounted, 'full account')} of {found.fitting:,} layouts that may fit"
-        rule = f"found none for {found.devices:,} x {run.cluster.device} {looked}; a longer time limit looks at more"
+    run = whole(layouts.run)
+    if layouts.fitting and not layouts.certain:
+        looked = f"by {counted(layouts.accounted, 'full account')} of {layouts.fitting:,} layouts that may fit"
+        rule = f"found none for {layouts.devices:,} x {run.cluster.device} {looked}; a longer time limit looks at more"
         return Problem("layout", None, rule)
 
     def fits(count: int) -> bool:
@@ -125,10 +125,10 @@ def why_no_layout(found: Layouts, fixed: Mapping[str, Any], *, progress: Progres
 
     alone = replace(run, recipe=replace(run.recipe, micro_batch=1, global_batch=1))
     states = sum(nbytes for _, nbytes in account(alone, backend=kernels_of(run)).resident)
-    why = diagnose(found, fixed, fits, states // found.usable_nbytes if found.usable_nbytes else 1)
+    why = diagnose(layouts, fixed, fits, states // layouts.usable_nbytes if layouts.usable_nbytes else 1)
     values = ", ".join(f"{name} = {shown(value)}" for name, value in fixed.items())
-    rule = f"found no layout that fits {found.devices:,} x {run.cluster.device}"
-    rule += f" with {values}" if values and (found.allowed or not why.rule) else ""
+    rule = f"found no layout that fits {layouts.devices:,} x {run.cluster.device}"
+    rule += f" with {values}" if values and (layouts.allowed or not why.rule) else ""
     rule += f": {why.rule}" if why.rule else ""
     *some, last = why.nearest or ("",)
     return Problem("layout", None, rule, f"{', '.join(some)} or {last}" if some else last or None)

@@ -134,8 +134,10 @@ def verdict(found: Layouts) -> str:
 
 def _named(one: ScoredLayout, other: ScoredLayout) -> str:
     """A layout as people write it, with what tells it from another of that name."""
-    name, other_name = (layout_name(each.run.layout) for each in (one, other))
-    own = [each.partition(".")[2] for each in one.settings if name == other_name and each not in other.settings]
+    name, other_name = (layout_name(layout.run.layout) for layout in (one, other))
+    own = [
+        setting.partition(".")[2] for setting in one.settings if name == other_name and setting not in other.settings
+    ]
     return f"{name} ({', '.join(own)})" if own else name
 
 
@@ -186,7 +188,7 @@ def _none(found: Layouts) -> str:
 
 
 def _table(name: str, some: Sequence[ScoredLayout], usable: int | None) -> Table:
-    return Table(name, _COLUMNS, tuple(_row(each, usable) for each in some), units=_UNITS, align="rrrrllllllrl")
+    return Table(name, _COLUMNS, tuple(_row(layout, usable) for layout in some), units=_UNITS, align="rrrrllllllrl")
 
 
 def _row(each: ScoredLayout, usable: int | None) -> tuple[Cell, ...]:
@@ -216,10 +218,10 @@ def _experts(layout: Layout) -> str:
 
 def _of_experts(found: Layouts) -> Iterator[str]:
     """What n and b mean, as ``--set`` takes it, where a layout has them."""
-    every = [each.run.layout for each in (*found.ranked, *found.pareto)]
-    overlapped = next((each for each in every if overlaps(each, "experts")), None)
+    every = [layout.run.layout for layout in (*found.ranked, *found.pareto)]
+    overlapped = next((layout for layout in every if overlaps(layout, "experts")), None)
     said = []
-    if any(each.sends_to_nodes for each in every):
+    if any(layout.sends_to_nodes for layout in every):
         said.append("n: --set layout.expert_send=nodes, tokens sent once to each node (as DeepEP does)")
     if overlapped is not None:
         override = as_override("layout.overlap", overlapped.overlap)
@@ -284,8 +286,8 @@ def _alike(rejected: Sequence[Rejected]) -> list[tuple[str, int]]:
 
 def _size_in(reason: str) -> tuple[str, str, str]:
     """A reason in three parts: before the number of "the 8 ranks" or "the 8 heads", the number, and the rest."""
-    found = re.search(r"(?<=\bthe )\d+(?= )", reason)
-    return (reason[: found.start()], found[0], reason[found.end() :]) if found else (reason, "", "")
+    match = re.search(r"(?<=\bthe )\d+(?= )", reason)
+    return (reason[: match.start()], match[0], reason[match.end() :]) if match else (reason, "", "")
 
 
 def _how(found: Layouts) -> Iterator[str]:
@@ -301,7 +303,7 @@ def _how(found: Layouts) -> Iterator[str]:
             yield f"Their bounds of {what} were {_apart(gap)} below the account."
     if found.best is not None and found.certain:
         yield "No other layout can be among the ranked, if bounds hold as they did for these."
-    yield from (sentence(each) for each in found.notes if not each.startswith("interrupted"))  # the verdict says it
+    yield from (sentence(note) for note in found.notes if not note.startswith("interrupted"))  # the verdict says it
 
 
 def _apart(gap: Gap) -> str:
@@ -316,9 +318,9 @@ def _data(found: Layouts) -> dict[str, Any]:
     return {
         **data,
         "run": run_data(found.run),
-        "ranked": [_layout_data(each) for each in found.ranked],
+        "ranked": [_layout_data(layout) for layout in found.ranked],
         "simplest": None if found.simplest is None else _layout_data(found.simplest),
-        "pareto": [_layout_data(each) for each in found.pareto],
+        "pareto": [_layout_data(layout) for layout in found.pareto],
     }
 
 
@@ -348,11 +350,11 @@ def figures(found: Layouts) -> list[Chart]:
         *usable_memory(found.usable_nbytes),
     ]
     title = f"Step time against memory: {found.run.model.name} on {found.devices:,} x {found.device}"
-    x, key = Axis("memory of the peak rank (GB)"), tuple(each.title for each in found.pareto)
+    x, key = Axis("memory of the peak rank (GB)"), tuple(layout.title for layout in found.pareto)
     return [Chart(title, tuple(marks), x, Axis("step (seconds)"), key)]
 
 
 def _points(name: str, some: Sequence[ScoredLayout], colour: str, width: int = 0, texts: Sequence[str] = ()) -> Line:
-    x, y = [each.device_nbytes / GIGA for each in some], [each.seconds for each in some]
-    said = [f"{name}: {each.title}\n{each.seconds:.4g} s, {each.device_nbytes / GIGA:.4g} GB" for each in some]
+    x, y = [layout.device_nbytes / GIGA for layout in some], [layout.seconds for layout in some]
+    said = [f"{name}: {layout.title}\n{layout.seconds:.4g} s, {layout.device_nbytes / GIGA:.4g} GB" for layout in some]
     return Line(x, y, name, colour, width, symbol="circle", said=said, texts=texts)

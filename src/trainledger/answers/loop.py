@@ -62,7 +62,9 @@ def loop(
 
 def page(answer: TrainingLoop) -> Document:
     """Steps and tokens with their formulas, the corpus on disk, checkpoints, and what loaders must deliver."""
-    rows = tuple((_NAMES.get(each.name, each.name), each.formula, each.numbers) for each in answer.formulas)
+    rows = tuple(
+        (_NAMES.get(formula.name, formula.name), formula.formula, formula.numbers) for formula in answer.formulas
+    )
     return Document(
         title=headline(answer),
         verdict=headline(answer),
@@ -170,9 +172,9 @@ def _data(answer: TrainingLoop) -> dict[str, Any]:
     saved = answer.checkpointing
     return {
         **named(answer, _PLAIN),
-        "learning_rates": [list(each) for each in answer.learning_rates],
+        "learning_rates": [list(learning_rate) for learning_rate in answer.learning_rates],
         "checkpointing": None if saved is None else plain(saved),
-        "formulas": {each.name: vars(each) for each in answer.formulas},
+        "formulas": {formula.name: vars(formula) for formula in answer.formulas},
         "notes": list(answer.notes),
         "run": run_data(answer.run),
     }

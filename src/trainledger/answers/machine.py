@@ -34,7 +34,7 @@ def machine_of(run: Run) -> Device | Calibration | None:
     from trainledger.spec.calibration import find_calibration
 
     backends = ("cuda", "mps", "cpu") if run.cluster.backend == "auto" else (run.cluster.backend,)
-    return next((found for each in backends if (found := find_calibration(each)) is not None), None)
+    return next((calibration for backend in backends if (calibration := find_calibration(backend)) is not None), None)
 
 
 def device_of(run: Run) -> Device | None:

@@ -41,10 +41,10 @@ def run_of_arguments(named: str, overrides: Overrides) -> Run:
     """
     given = by_field(overrides)
     count, size = given_count(given.get("cluster.count")), given_count(given.get("model.vocab_size"))
-    found = read_megatron(named, count, None if size is None else str(size))
-    run = parsed(found.table, overrides)
+    megatron_run = read_megatron(named, count, None if size is None else str(size))
+    run = parsed(megatron_run.table, overrides)
     source = named if named.endswith(SUFFIXES) else "the launch line"
-    origin = Origin(source=source, explicit=runfile.written(found.table, overrides), notes=found.remarks)
+    origin = Origin(source=source, explicit=runfile.written(megatron_run.table, overrides), notes=megatron_run.remarks)
     return replace(run, origin=origin)
 
 

@@ -83,7 +83,9 @@ def page(answer: Napkin | LargestModels) -> Document:
         return _of_largest(answer)
     device, impossible = answer.device, answer.mfu > 1
     peak = f"{answer.dtype} peak of {device.title}: {format_flops_per_second(answer.peak_flops_per_second)}, dense"
-    rows = tuple((_NAMES.get(each.name, each.name), each.formula, each.numbers) for each in answer.formulas)
+    rows = tuple(
+        (_NAMES.get(formula.name, formula.name), formula.formula, formula.numbers) for formula in answer.formulas
+    )
     return Document(
         title=headline(answer),
         verdict=" ".join((*answer.remarks[:impossible], headline(answer))),
@@ -111,7 +113,7 @@ def _of_largest(answer: LargestModels) -> Document:
         rows.append((title, f"{terms}{each}", params, answer.params_of_one[name]))
     columns = ("recipe", "bytes/parameter", "largest N", "of one device")
     formula = answer.formulas[0]
-    sources = [] if GIVEN in answer.params else [f"{each.title}: {each.source}" for each in STATES.values()]
+    sources = [] if GIVEN in answer.params else [f"{state.title}: {state.source}" for state in STATES.values()]
     if answer.device is not None:
         sources.append(f"{answer.device.title}: {answer.device.source}, read {answer.device.date}")
     return Document(
@@ -147,7 +149,7 @@ def _static(answer: Napkin) -> Table:
 
 
 def _sources(answer: Napkin) -> Iterator[str]:
-    yield from (f"{each.formula}: {each.source}" for each in answer.formulas if each.source != "arithmetic")
+    yield from (f"{formula.formula}: {formula.source}" for formula in answer.formulas if formula.source != "arithmetic")
     yield from (f"{recipe.title}: {recipe.source}" for recipe in STATES.values())
     yield f"{answer.device.title}: {answer.device.source}, read {answer.device.date}"
 
@@ -174,8 +176,8 @@ def _data(answer: Napkin) -> dict[str, Any]:
     return {name: getattr(answer, name) for name in names} | {
         "tokens_per_parameter": answer.tokens / answer.params,
         "device": answer.device.name,
-        "bytes_per_parameter": {name: each.bytes_per_parameter for name, each in STATES.items()},
-        "formulas": {each.name: vars(each) for each in answer.formulas},
+        "bytes_per_parameter": {name: state.bytes_per_parameter for name, state in STATES.items()},
+        "formulas": {formula.name: vars(formula) for formula in answer.formulas},
         "remarks": list(answer.remarks),
         "source": {"peak": answer.device.source, "date": answer.device.date},
     }

@@ -110,7 +110,7 @@ def planned(run: Run, *, mfu: float | str = 0.5, convention: str = "dense") -> P
 
 def page(plan: Plan) -> Document:
     """The verdict, the cost, where the time goes and the memory; rules of thumb, sources and notes are details."""
-    forecast, found = plan.forecast, nearest(plan.run)
+    forecast, resemblances = plan.forecast, nearest(plan.run)
     large = large_bars(forecast.waterfall)
     return Document(
         title=f"The plan of {plan.run.model.name}",
@@ -132,7 +132,7 @@ def page(plan: Plan) -> Document:
                 _napkin(plan),
                 detail="rules of thumb",
             ),
-            replace(published.nearest_section(found), detail="nearest published runs"),
+            replace(published.nearest_section(resemblances), detail="nearest published runs"),
             section("", notes(_notes(plan)), detail="assumptions"),
             found_layout_section(plan.run),
             section(
@@ -142,7 +142,7 @@ def page(plan: Plan) -> Document:
             ),
         ),
         about=tuple(about(plan)),
-        data=lambda: _data(plan, found),
+        data=lambda: _data(plan, resemblances),
         figures=lambda: _figures(plan),
         more=("explain memory RUN", "advise RUN"),
     )
@@ -171,7 +171,7 @@ def verdict(plan: Plan) -> str:
 
 def bars(waterfall: Iterable[Bar]) -> Bars:
     """The causes of a time."""
-    return Bars(tuple((each.cause, each.nanoseconds) for each in waterfall))
+    return Bars(tuple((bar.cause, bar.nanoseconds) for bar in waterfall))
 
 
 def _waterfall_title(plan: Plan) -> str:
@@ -304,7 +304,7 @@ def _kernels(plan: Plan) -> Iterator[tuple[str, str]]:
     if kernels == format_percent(forecast.hfu):  # unfused attention computes nearly all masked pairs too
         return
     more = ""
-    if any(each.cause == "kernel efficiency" and each.nanoseconds < 0 for each in forecast.waterfall):
+    if any(bar.cause == "kernel efficiency" and bar.nanoseconds < 0 for bar in forecast.waterfall):
         more = ". The masked pairs that they skip make kernel efficiency negative below"
     yield "", f"HFU counts attention dense too; of what the kernels run it is {kernels}{more}"
 
@@ -331,7 +331,7 @@ def _work(plan: Plan) -> str:
     convention = "" if plan.convention == "dense" else f" by the convention {plan.convention}"
     text = f"{format_flops(forecast.model_flops or 0)} of model FLOPs per step{convention}"
     if run:
-        shares = ", ".join(f"{kind} {format_percent(each / run)}" for kind, each in matmuls.items() if each)
+        shares = ", ".join(f"{kind} {format_percent(matmul / run)}" for kind, matmul in matmuls.items() if matmul)
         text += f"; {format_flops(run)} of hardware FLOPs ({shares})"
     return text
 
@@ -346,7 +346,7 @@ def _napkin(plan: Plan) -> tuple[str, ...]:
     return (f"On a napkin: 6 N D / (devices x peak x MFU) = {work}", f"  / ({speed}) = {days}")
 
 
-def _data(plan: Plan, found: tuple[Resemblance, ...]) -> dict[str, Any]:
+def _data(plan: Plan, resemblances: tuple[Resemblance, ...]) -> dict[str, Any]:
     forecast = plain(plan.forecast, more={Bar: ("seconds",), Forecast: ("headroom_nbytes",)})
     forecast["device_title"] = forecast.pop("device")
     mfu, flops = plan.forecast.mfu, plan.forecast.model_flops
@@ -364,8 +364,8 @@ def _data(plan: Plan, found: tuple[Resemblance, ...]) -> dict[str, Any]:
         "napkin": napkin,
         "memory_nbytes": plan.memory_nbytes,
         "device_memory": memory_data(plan.device_memory),
-        "nearest_published": published.data(found),
-        **({"ranks": [_rank_data(each) for each in plan.ranks]} if plan.ranks else {}),
+        "nearest_published": published.data(resemblances),
+        **({"ranks": [_rank_data(rank) for rank in plan.ranks]} if plan.ranks else {}),
     }
 
 
@@ -373,10 +373,10 @@ def _rank_data(rank: RankAccount) -> dict[str, Any]:
     """A rank in figures: its place, its memory, its FLOPs, and the bytes of its collectives by axis and kind."""
     peak = rank.ledger.peak()
     sent: dict[str, int] = {}
-    for each in rank.ledger:
-        if each.kind == "collective" and each.payload:
-            key = f"{each.name} over {each.group}"
-            sent[key] = sent.get(key, 0) + each.payload * each.times
+    for entry in rank.ledger:
+        if entry.kind == "collective" and entry.payload:
+            key = f"{entry.name} over {entry.group}"
+            sent[key] = sent.get(key, 0) + entry.payload * entry.times
     return {
         "title": rank.title, "count": rank.count, "stage": rank.stage, "place": rank.plan.place,
         "layers": rank.plan.layers, "in_flight": rank.in_flight, "parameters": rank.ledger.parameters,

@@ -53,16 +53,16 @@ def update_calibration(runs: Iterable[PastRun], *, calibration: Path | None = No
     over, each with its reason. Raises `InvalidInput` where fewer than `ENOUGH_RUNS` are left, or nothing was measured.
     """
     past = list(runs)
-    devices = [each.measured.device for each in past]
+    devices = [past_run.measured.device for past_run in past]
     path, machine = max(_calibrations(calibration), key=lambda each: devices.count(each[1].title))
     samples, passed_over = list[RunSample](), list[tuple[str, str]]()
-    for each in past:
+    for past_run in past:
         try:
-            samples.append(sample_of(each, machine))
+            samples.append(sample_of(past_run, machine))
         except _PassedOver as reason:
-            passed_over.append((str(each.path), str(reason)))
+            passed_over.append((str(past_run.path), str(reason)))
         except InvalidInput as error:
-            passed_over.append((str(each.path), error.problems[0].rule))
+            passed_over.append((str(past_run.path), error.problems[0].rule))
     if len(samples) < ENOUGH_RUNS:
         raise InvalidInput([_too_few(len(samples), passed_over, path)])
     date = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
@@ -81,7 +81,7 @@ def undo_update(calibration: Path | None = None) -> tuple[Path, int]:
 
 def _calibrations(path: Path | None) -> list[tuple[Path, Calibration]]:
     """The file that is named, or those of this machine's accelerator and processor; raises InvalidInput for none."""
-    kept = list(dict.fromkeys(calibration_path(each) for each in BACKENDS)) if path is None else [path]
+    kept = list(dict.fromkeys(calibration_path(backend) for backend in BACKENDS)) if path is None else [path]
     there = [each for each in kept if each.exists()] or kept[-1:]
     return [(each, read_calibration(each)) for each in there]
 
@@ -112,9 +112,9 @@ def sample_of(past: PastRun, machine: Calibration) -> RunSample:
     if step.seconds is None:
         raise _PassedOver(f"has no predicted step time: {'; '.join(step.notes)}")
     predicted: dict[str, float] = {}
-    for each in step.entries:
-        kind = fit_kind(each.entry.phase, each.entry.kind)
-        predicted[kind] = predicted.get(kind, 0.0) + float(each.seconds)
+    for entry in step.entries:
+        kind = fit_kind(entry.entry.phase, entry.entry.kind)
+        predicted[kind] = predicted.get(kind, 0.0) + float(entry.seconds)
     measured = _measured(past)
     if not measured:  # an accelerator's operations have no separate times: the step is fitted as a whole
         predicted, measured = {WHOLE_STEP: float(step.seconds)}, {WHOLE_STEP: spread.median}
@@ -137,7 +137,7 @@ def _refuse(measured: Measured, run: Run, machine: Calibration) -> None:
         raise _PassedOver("was compiled, and a calibration has no rates of a compiler's kernels")
     if measured.step_seconds.count < ENOUGH_STEPS:
         raise _PassedOver(f"has {measured.step_seconds.count} steady steps, fewer than {ENOUGH_STEPS}")
-    if any(BUSY in each for each in measured.notes):
+    if any(BUSY in note for note in measured.notes):
         raise _PassedOver("was disturbed by other processes, or a processor below its full speed")
 
 
@@ -147,17 +147,19 @@ def _measured(past: PastRun) -> dict[str, float]:
     The recorder slows the metered step; what steady steps take is known of whole phases.
     """
     ledger = past.ledger
-    if ledger is None or any(each.seconds is None for each in ledger):
+    if ledger is None or any(entry.seconds is None for entry in ledger):
         return {}
     found: dict[str, float] = {}
     for phase in PHASES:
         steady = past.measured.step_seconds_by_phase.get(phase)
         # Recomputation happens in the backward pass, as clocks around phases have it.
-        entries = [each for each in ledger if each.phase == phase or (each.phase, phase) == ("recompute", "backward")]
-        recorded = sum((each.seconds or 0.0) * each.times for each in entries)
+        entries = [
+            entry for entry in ledger if entry.phase == phase or (entry.phase, phase) == ("recompute", "backward")
+        ]
+        recorded = sum((entry.seconds or 0.0) * entry.times for entry in entries)
         if steady is None or not recorded:
             continue
-        for each in entries:
-            kind = fit_kind(each.phase, each.kind)
-            found[kind] = found.get(kind, 0.0) + (each.seconds or 0.0) * each.times * steady / recorded
+        for entry in entries:
+            kind = fit_kind(entry.phase, entry.kind)
+            found[kind] = found.get(kind, 0.0) + (entry.seconds or 0.0) * entry.times * steady / recorded
     return found

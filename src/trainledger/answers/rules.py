@@ -50,7 +50,7 @@ def page(answer: Rules) -> Document:
     """Each rule and what the ledger counts, what the recipe does in a step, and FLOPs by each convention."""
     plan, run, ledger = answer.plan, answer.run, answer.plan.ledger
     facts = step_facts(run, ledger)
-    counted = {name: each.flops(run, ledger) for name, each in CONVENTIONS.items()}
+    counted = {name: convention.flops(run, ledger) for name, convention in CONVENTIONS.items()}
     return Document(
         title=f"Rules of thumb for {run.model.name}",
         verdict=_verdict(plan.rules),
@@ -60,7 +60,9 @@ def page(answer: Rules) -> Document:
             _conventions(counted, ledger.tokens),
             *details("what each rule assumes", dict.fromkeys(_why(rule) for rule in plan.rules)),
             *details("what the recipe does in a step", *_facts(facts)),
-            *details("sources", (sentence(f"{each.name}: {each.source}") for each in CONVENTIONS.values())),
+            *details(
+                "sources", (sentence(f"{convention.name}: {convention.source}") for convention in CONVENTIONS.values())
+            ),
         ),
         data=lambda: {
             "run": run_data(run),
@@ -68,8 +70,8 @@ def page(answer: Rules) -> Document:
             "step": plain(facts),
             "tokens": ledger.tokens,
             "conventions": [
-                {"name": name, "formula": each.formula, "source": each.source, "flops": counted[name]}
-                for name, each in CONVENTIONS.items()
+                {"name": name, "formula": convention.formula, "source": convention.source, "flops": counted[name]}
+                for name, convention in CONVENTIONS.items()
             ],
         },
     )
@@ -90,14 +92,16 @@ def _facts(facts: Sequence[StepFact]) -> tuple[Content, ...]:
     """What the recipe does in a step."""
     if not facts:
         return ()
-    rows = tuple((each.what, each.formula, each.sentence) for each in facts)
-    sources = tuple(sentence(f"{each.what}, {each.formula}: {each.source}") for each in facts)
+    rows = tuple((fact.what, fact.formula, fact.sentence) for fact in facts)
+    sources = tuple(sentence(f"{fact.what}, {fact.formula}: {fact.source}") for fact in facts)
     table = Table("in a step", ("in a step", "", "here"), rows, align="lll")
     return table, sources
 
 
 def _conventions(counted: dict[str, float], tokens: int) -> Table:
     """The FLOPs of one step by each convention, per step and per token."""
-    rows = tuple((name, each.formula, counted[name], counted[name] / tokens) for name, each in CONVENTIONS.items())
+    rows = tuple(
+        (name, convention.formula, counted[name], counted[name] / tokens) for name, convention in CONVENTIONS.items()
+    )
     columns = ("convention", "counts", "a step", "a token")
     return Table("conventions", columns, rows, units=("", "", "flops", "flops"), align="llrr")

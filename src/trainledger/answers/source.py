@@ -43,7 +43,7 @@ def refuse_code(named: str) -> None:
         return
     path, _, name = named.partition(":")
     module = path.removesuffix(".py").removeprefix("./").replace("/", ".")
-    if not all(each.isidentifier() for each in module.split(".")):
+    if not all(part.isidentifier() for part in module.split(".")):
         module = "package.module"
     rule = "is code, but a run file or a model is expected; trainledger trace accounts for a step of code and times it"
     near = f"trainledger trace {module}:{name or 'build'} --device h100-sxm"
@@ -98,7 +98,7 @@ def _with_longer_models(error: InvalidInput, preset: str) -> InvalidInput:
         name = longer_model(_checked(alone, ()).model, each.value)
         return each if name is None else replace(each, rule=f"{each.rule} ({name} has more positions)")
 
-    return InvalidInput([answered(each) for each in error.problems], error.where)
+    return InvalidInput([answered(problem) for problem in error.problems], error.where)
 
 
 def known_device(name: str) -> str:
@@ -155,7 +155,7 @@ def by_field(overrides: Overrides) -> dict[str, Any]:
     """Overrides by the field that each names: values, or their text."""
     if isinstance(overrides, Mapping):
         return {str(name): value for name, value in overrides.items()}
-    pairs = (each.partition("=") for each in overrides if isinstance(each, str))
+    pairs = (override.partition("=") for override in overrides if isinstance(override, str))
     return {name.strip(): text.strip() for name, _, text in pairs}
 
 

@@ -62,7 +62,7 @@ class Sweep(Answer, report="sweep"):
     usable_nbytes: int | None
 
     def __repr__(self) -> str:
-        return f"Sweep({self.field}: {', '.join(each.value for each in self.rows)})"
+        return f"Sweep({self.field}: {', '.join(row.value for row in self.rows)})"
 
 
 def sweep(run: Run, over: str, progress: Progress) -> Sweep:
@@ -79,7 +79,7 @@ def sweep(run: Run, over: str, progress: Progress) -> Sweep:
     changes = [(value, [f"{name}={value}"]) for value in values]
     if name == "recipe.optimizer":
         kinds = [kind for kind in ACCOUNTED_ONLY if kind[0] in values]
-        changes += [(" ".join(each), [f"{name}={each[0]}", f"{IMPLEMENTATION}={each[1]}"]) for each in kinds]
+        changes += [(" ".join(kind), [f"{name}={kind[0]}", f"{IMPLEMENTATION}={kind[1]}"]) for kind in kinds]
     for value, overrides in changes:
         progress(f"{name} = {value}", len(rows), len(changes))
         try:
@@ -115,7 +115,7 @@ def _values(name: str, given: str) -> list[str]:
         raise InvalidInput([Problem("over", name, "is no field of a run", nearest_path(runfile.SECTIONS, name))])
     rule = rule_of(field)
     known = rule["choices"] or (("false", "true") if field.type == "bool" else ())
-    values = [each.strip() for each in given.split(",") if each.strip()] or list(known)
+    values = [part.strip() for part in given.split(",") if part.strip()] or list(known)
     if not values:
         raise InvalidInput([Problem("over", name, "has no list of values; name some", f"{name}=1,2,4")])
     return list(dict.fromkeys(values))
@@ -128,11 +128,13 @@ def _named(value: str, run: Run) -> str:
 
 def page(found: Sweep) -> Document:
     """One table; a value that the run cannot have stands in it, with the reason below."""
-    known = [each for each in found.rows if each.memory_nbytes is not None]
+    known = [row for row in found.rows if row.memory_nbytes is not None]
     columns = (found.field.rpartition(".")[2].replace("_", " "), "memory", "activations", "step")
     units = ("", "nbytes", "nbytes", "seconds", "factor", "flops", "")
-    least = min(known, key=lambda each: each.memory_nbytes or 0, default=None)
-    fastest = min((each for each in known if each.step_seconds), key=lambda each: each.step_seconds or 0, default=None)
+    least = min(known, key=lambda swept: swept.memory_nbytes or 0, default=None)
+    fastest = min(
+        (swept for swept in known if swept.step_seconds), key=lambda swept: swept.step_seconds or 0, default=None
+    )
     verdict = [] if least is None else [f"{least.value} needs least memory: {shown(least.memory_nbytes, 'nbytes')}"]
     verdict += [] if fastest is None else [f"{fastest.value} is fastest: {shown(fastest.step_seconds, 'seconds')}"]
     return Document(
@@ -150,10 +152,10 @@ def page(found: Sweep) -> Document:
 
 def _cells(found: Sweep) -> tuple[tuple[Cell, ...], ...]:
     rows = []
-    for each in found.rows:
-        fits = "no" if each.fits is False else "" if each.memory_nbytes is not None else "cannot be"
-        cells = each.activation_nbytes, each.step_seconds, each.relative, each.recomputed_flops, fits
-        rows.append((each.value + (" *" if _is_own(each, found) else ""), each.memory_nbytes, *cells))
+    for row in found.rows:
+        fits = "no" if row.fits is False else "" if row.memory_nbytes is not None else "cannot be"
+        cells = row.activation_nbytes, row.step_seconds, row.relative, row.recomputed_flops, fits
+        rows.append((row.value + (" *" if _is_own(row, found) else ""), row.memory_nbytes, *cells))
     return tuple(rows)
 
 
@@ -162,18 +164,18 @@ def _is_own(row: Swept, found: Sweep) -> bool:
 
 
 def _remarks(found: Sweep) -> Iterator[str]:
-    if any(_is_own(each, found) for each in found.rows):
+    if any(_is_own(row, found) for row in found.rows):
         yield "* the run's own value"
-    for why in dict.fromkeys(each.why for each in found.rows if each.why):
-        yield f"{', '.join(each.value for each in found.rows if each.why == why)}: {why}"
-    if any(each.value == kind and each.step_seconds for each in found.rows for kind, _ in ACCOUNTED_ONLY):
+    for why in dict.fromkeys(row.why for row in found.rows if row.why):
+        yield f"{', '.join(row.value for row in found.rows if row.why == why)}: {why}"
+    if any(row.value == kind and row.step_seconds for row in found.rows for kind, _ in ACCOUNTED_ONLY):
         yield UNFUSED
 
 
 def _figure(found: Sweep) -> Chart:
-    rows = [each for each in found.rows if each.memory_nbytes is not None]
-    sides = {"memory of a device": [(each.memory_nbytes or 0) / GIGA for each in rows]}
-    sides["activations"] = [(each.activation_nbytes or 0) / GIGA for each in rows]
+    rows = [row for row in found.rows if row.memory_nbytes is not None]
+    sides = {"memory of a device": [(row.memory_nbytes or 0) / GIGA for row in rows]}
+    sides["activations"] = [(row.activation_nbytes or 0) / GIGA for row in rows]
     bars = beside(sides, lambda side, at: f"{rows[at].value}\n{side}: {sides[side][at]:.4g} GB")
-    band = usable_memory(found.usable_nbytes) if any(each.fits is False for each in rows) else []
-    return bar_chart(f"Memory by {found.field}", "GB", [each.value for each in rows], [*bars, *band])
+    band = usable_memory(found.usable_nbytes) if any(row.fits is False for row in rows) else []
+    return bar_chart(f"Memory by {found.field}", "GB", [row.value for row in rows], [*bars, *band])

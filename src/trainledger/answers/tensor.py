@@ -102,7 +102,7 @@ def chain(
     ``places`` are those of `tensors.chain.places`, empty where no index was asked for. Without ``draw`` only a last
     tensor that is not contiguous is drawn.
     """
-    steps = [("at first", one.start), *((each.word, each.result) for each in one.steps)]
+    steps = [("at first", one.start), *((step.word, step.result) for step in one.steps)]
     drawn = steps if draw else [(f"after {one.steps[-1].word}", one.result)] if one.steps else []
     return Document(
         title=one.start.title,
@@ -110,7 +110,7 @@ def chain(
             *(_chain(one) if one.steps or one.failed else _tensor(alone)),
             _written(one),
             _elements(one, index, places) if places else None,
-            *(_drawing(each, word, always=draw) for word, each in drawn),
+            *(_drawing(strided, word, always=draw) for word, strided in drawn),
         ),
         data=lambda: {**_tensor_data(alone), **_chain_data(one, places)},
     )
@@ -119,15 +119,15 @@ def chain(
 def _chain(one: Chain) -> Iterator[Content]:
     """A row for each operation, and why it is a view or a copy."""
     rows = [["", "", *_layout(one.start), format_nbytes(one.start.storage_nbytes)]]
-    for number, each in enumerate(one.steps, start=1):
-        rows.append([str(number), _tight(each.word), *_layout(each.result), each.cost.removesuffix(", free")])
+    for number, step in enumerate(one.steps, start=1):
+        rows.append([str(number), _tight(step.word), *_layout(step.result), step.cost.removesuffix(", free")])
     if one.failure is not None:
         rows.append([str(len(rows)), _tight(one.failed), "", "", "", "", "", "fails"])
     columns, align = ["", "step", "gives", "stride", "offset", "contiguous", "storage", "cost"], "rlllrlll"
-    if not any(each.result.offset for each in one.steps):
+    if not any(step.result.offset for step in one.steps):
         columns, align, rows = [*columns[:4], *columns[5:]], "rllllll", [[*row[:4], *row[5:]] for row in rows]
     yield Table("chain", tuple(columns), tuple(map(tuple, rows)), align=align)
-    yield (f"{number} {each.word.partition('(')[0]}: {each.why}." for number, each in enumerate(one.steps, start=1))
+    yield (f"{number} {step.word.partition('(')[0]}: {step.why}." for number, step in enumerate(one.steps, start=1))
 
 
 def _written(one: Chain) -> str:
@@ -152,15 +152,15 @@ def _letter(one: Strided) -> str:
 
 def _elements(one: Chain, index: Sequence[int], places: Sequence[int | None]) -> Section:
     """Where ``tensor[index]`` lies at each step."""
-    tensors = [one.start, *(each.result for each in one.steps)]
-    words = ["at first", *(f"{number} {each.word}" for number, each in enumerate(one.steps, start=1))]
+    tensors = [one.start, *(step.result for step in one.steps)]
+    words = ["at first", *(f"{number} {step.word}" for number, step in enumerate(one.steps, start=1))]
     rows: list[tuple[Cell, ...]] = [(word, "no such index", None) for word in words]
-    for at, (each, place) in enumerate(zip(tensors, places, strict=True)):
+    for at, (strided, place) in enumerate(zip(tensors, places, strict=True)):
         if place is not None:
-            rows[at] = (words[at], f"{place:,} of {_letter(each)}", place * each.itemsize)
+            rows[at] = (words[at], f"{place:,} of {_letter(strided)}", place * strided.itemsize)
     columns = (f"element {list_text(index)}", "in the storage", "byte")
-    found = Table("elements", columns, tuple(rows), units=("", "", "integer"), align="lrr")
-    return section("", found, "Bytes are counted from the first of the storage; its address is not included.")
+    table = Table("elements", columns, tuple(rows), units=("", "", "integer"), align="lrr")
+    return section("", table, "Bytes are counted from the first of the storage; its address is not included.")
 
 
 def _drawing(one: Strided, word: str, *, always: bool) -> Content:
@@ -173,14 +173,14 @@ def _drawing(one: Strided, word: str, *, always: bool) -> Content:
 
 def _chain_data(one: Chain, places: Sequence[int | None] = ()) -> dict[str, Any]:
     """The steps in figures; ``element`` where an index was asked for, null where a tensor has no such index."""
-    tensors = [one.start, *(each.result for each in one.steps)]
-    start, *made = ({"strides": each.stride, **named(each, _STRIDED)} for each in tensors)
+    tensors = [one.start, *(step.result for step in one.steps)]
+    start, *made = ({"strides": strided.stride, **named(strided, _STRIDED)} for strided in tensors)
     steps = [
-        {"operation": each.word, **named(each, "kind written_nbytes why"), **result}
-        for each, result in zip(one.steps, made, strict=True)
+        {"operation": step.word, **named(step, "kind written_nbytes why"), **result}
+        for step, result in zip(one.steps, made, strict=True)
     ]
-    for fields, each, place in zip((start, *steps), tensors, places, strict=False):
-        fields["element"] = None if place is None else {"place": place, "byte": place * each.itemsize}
+    for fields, strided, place in zip((start, *steps), tensors, places, strict=False):
+        fields["element"] = None if place is None else {"place": place, "byte": place * strided.itemsize}
     return {"start": start, "steps": steps, "written_nbytes": one.written_nbytes, "shares": one.shares}
 
 

@@ -31,14 +31,14 @@ def read_trainer(named: str, overrides: Overrides) -> tuple[dict[str, Any], Trai
     if launch is None:
         return None
     given, where = by_field(overrides), _source(named)
-    found = from_launch(launch, devices=given_count(given.get("cluster.count")), where=where)
-    own = {name: section for name, section in found.table.items() if name != "model"}
+    trainer_run = from_launch(launch, devices=given_count(given.get("cluster.count")), where=where)
+    own = {name: section for name, section in trainer_run.table.items() if name != "model"}
     notes: tuple[str, ...] = ()
-    model = found.table.get("model", {})
+    model = trainer_run.table.get("model", {})
     if asked := next((given[field] for field in ("model.config", "model.preset") if field in given), None):
         model = {}
     elif not model.keys() & {"d_model", "preset"}:
-        preset, notes = _preset(found, where)
+        preset, notes = _preset(trainer_run, where)
         model = {"preset": preset} | model
     _, fields = model_section(asked or model["preset"]) if asked or "preset" in model else ({}, model)
     length, attention = fields.get("max_seq_len"), fields.get("attention")
@@ -47,8 +47,8 @@ def read_trainer(named: str, overrides: Overrides) -> tuple[dict[str, Any], Trai
         open_fields["attention"] = "math"  # as PyTorch's own fused attention does not compute them
     assumed = tuple(f"recipe.{name}" for name in open_fields if name not in own["recipe"])
     own["recipe"] = open_fields | own["recipe"]
-    found = replace(found, assumed=(*assumed, *found.assumed))
-    return {"model": model, **own}, replace(found, remarks=(*notes, *found.remarks))
+    trainer_run = replace(trainer_run, assumed=(*assumed, *trainer_run.assumed))
+    return {"model": model, **own}, replace(trainer_run, remarks=(*notes, *trainer_run.remarks))
 
 
 def run_of_trainer(named: str, overrides: Overrides) -> Run | None:
@@ -56,11 +56,13 @@ def run_of_trainer(named: str, overrides: Overrides) -> Run | None:
     read = read_trainer(named, overrides)
     if read is None:
         return None
-    table, found = read
+    table, trainer_run = read
     run = parsed(table, overrides, _source(named))
     written = runfile.written(table, overrides)
-    assumed = tuple(each for each in found.assumed if each not in by_field(overrides))
-    origin = Origin(source=_source(named), explicit=written.difference(assumed), assumed=assumed, notes=found.remarks)
+    assumed = tuple(each for each in trainer_run.assumed if each not in by_field(overrides))
+    origin = Origin(
+        source=_source(named), explicit=written.difference(assumed), assumed=assumed, notes=trainer_run.remarks
+    )
     return replace(run, origin=origin)
 
 
@@ -68,11 +70,11 @@ def _source(named: str) -> str:
     return named if os.path.isfile(named) else "the launch line"
 
 
-def _preset(found: TrainerRun, where: str) -> tuple[str, tuple[str, ...]]:
+def _preset(trainer_run: TrainerRun, where: str) -> tuple[str, tuple[str, ...]]:
     """The catalog's name of a file's model, and a sentence where it is that of another with its sizes."""
-    model = found.model
+    model = trainer_run.model
     if not model:
-        rule = f"is not named in a file of {found.program}: give a name of the catalog, or model.config="
+        rule = f"is not named in a file of {trainer_run.program}: give a name of the catalog, or model.config="
         raise InvalidInput([Problem("the model", None, rule, "--set model.preset=llama-3-8b")], where)
     before = _TRAINED_FURTHER.sub("", model)
     for name in (model, before):

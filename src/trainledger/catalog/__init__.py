@@ -77,7 +77,11 @@ def known_as(name: str, known: Iterable[str], field: str) -> str:
     )
     if found is not None:
         return found
-    memory_of = {each: str(_table("devices", f"{each}.toml")["memory"]) for each in device_names() if each in known}
+    memory_of = {
+        device_name: str(_table("devices", f"{device_name}.toml")["memory"])
+        for device_name in device_names()
+        if device_name in known
+    }
     if (meant := device_meant(name, memory_of, _USUAL)) is not None:
         return meant
     longer = [name for name in known if name.startswith(lower)] if name else []

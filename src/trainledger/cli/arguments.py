@@ -234,11 +234,11 @@ def _named(values: object) -> Iterator[Path]:
             if "\0" not in each and len(each) < 4096:
                 yield Path(each)
     elif isinstance(values, dict):
-        for each in values.values():
-            yield from _named(each)
+        for value in values.values():
+            yield from _named(value)
     elif isinstance(values, list | tuple):
-        for each in values:
-            yield from _named(each)
+        for value in values:
+            yield from _named(value)
 
 
 def _named_in(run_file: Path) -> Iterator[Path]:
@@ -249,8 +249,8 @@ def _named_in(run_file: Path) -> Iterator[Path]:
         table = tomllib.loads(content_of(run_file, _LARGEST_NBYTES))
     except (OSError, ValueError, RecursionError):
         return  # whoever reads it says what is wrong
-    for each in _named(table):
-        yield from (each, run_file.parent / each)
+    for path in _named(table):
+        yield from (path, run_file.parent / path)
 
 
 def _free(path: Path, action: Output, taken: set[str]) -> str | None:

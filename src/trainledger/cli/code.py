@@ -222,7 +222,7 @@ def annotate(
 
     compiled(script)  # what is wrong with its name or its text is said before anything else happens
     with _output_aside():
-        found = run_annotated(
+        annotation = run_annotated(
             script,
             args,
             fake=fake,
@@ -233,22 +233,22 @@ def annotate(
             assume=assume,
             assume_asserts=assume_asserts,
         )
-    found = replace(found, notes=(*found.notes, *_misplaced(args, found.outcome)))
+    annotation = replace(annotation, notes=(*annotation.notes, *_misplaced(args, annotation.outcome)))
     remarks: tuple[str, ...] = ()
     if html is not None:
-        whole = found.document()
+        whole = annotation.document()
         replace_file(html, whole_page(whole.title, parts(whole), {}).encode())
         remarks = (f"wrote {html}",)
     is_known = sys.stdout.isatty() or "COLUMNS" in os.environ
     width = width or max(_NARROWEST, shutil.get_terminal_size((80, 24)).columns if is_known else 80)
-    code = {"failed": FAILED, "interrupted": INTERRUPTED, "terminated": TERMINATED}.get(found.outcome, DONE)
-    return Outcome(annotated.page(found, busy=busy, per_run=per_run), code, remarks=remarks, width=width)
+    code = {"failed": FAILED, "interrupted": INTERRUPTED, "terminated": TERMINATED}.get(annotation.outcome, DONE)
+    return Outcome(annotated.page(annotation, busy=busy, per_run=per_run), code, remarks=remarks, width=width)
 
 
 def _misplaced(given: Sequence[str], outcome: str) -> Iterator[str]:
     """What to try where a script failed that got options of trainledger's after its name."""
     ours = {"--json", *map(flag_of, question_of(annotate).options.values())}
-    found = list(dict.fromkeys(each.partition("=")[0] for each in given if each.partition("=")[0] in ours))
+    found = list(dict.fromkeys(name.partition("=")[0] for name in given if name.partition("=")[0] in ours))
     if outcome == "failed" and found:
         them = "it" if len(found) == 1 else "them"
         yield (

@@ -130,14 +130,14 @@ def _of_system(error: OSError) -> tuple[str, int]:
 
 def _run(words: list[str]) -> int:
     as_json = "--json" in words
-    first = next((each for each in words if each != "--json"), "help")
+    first = next((word for word in words if word != "--json"), "help")
     if first in ("-h", "--help", "help"):
         return _show(Outcome(lines(_help(), {"help": _help()})), as_json)
     if first in ("-V", "--version"):
         return _show(Outcome(lines(f"trainledger {__version__}", {"version": __version__})), as_json)
     rest = list(words)
     rest.remove(first)
-    several = [each for each in COMMANDS if each.startswith(f"{first} ")]
+    several = [command for command in COMMANDS if command.startswith(f"{first} ")]
     if several:
         second = next((each for each in rest if each != "--json"), "")
         if f"{first} {second}" in several:
@@ -217,8 +217,8 @@ def _show(outcome: Outcome, as_json: bool, plot: str | None = None, *, full: boo
         document = replace(document, data=lambda: {**answer(), **error_json(error)})
     if as_json or document.sections:
         show(document, as_json=as_json, full=full, plot=plot, width=outcome.width)
-    for each in outcome.remarks:
-        say(each, wrap=True)
+    for remark in outcome.remarks:
+        say(remark, wrap=True)
     if error is not None:
         sys.stdout.flush()  # the document comes before it
         _complain(error)
@@ -229,7 +229,7 @@ def _complain(error: InvalidInput, as_json: bool = False) -> int:
     """Each problem in a sentence on standard error, and for programs on standard output; the exit code."""
     sentences = str(error)
     if sys.stderr.isatty():
-        sentences = "\n".join(wrapped(each) for each in sentences.split("\n"))
+        sentences = "\n".join(wrapped(part) for part in sentences.split("\n"))
     print(sentences, file=sys.stderr)
     if as_json:
         show(lines("", error_json(error)), as_json=True)

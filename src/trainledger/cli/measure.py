@@ -136,8 +136,8 @@ def runs(
     if not directory or (not folder.is_dir() and (directory != listing.DEFAULT or folder.exists())):
         rule = "is not a directory" if folder.exists() else "does not exist"
         raise InvalidInput([Problem("--dir", directory, rule if directory else "must not be empty")])
-    found = sorted((each for each in folder.iterdir() if is_run(each)) if folder.is_dir() else [])
-    return listing.page(folder, [read_run(each, ledgers=False) for each in found])
+    paths = sorted((path for path in folder.iterdir() if is_run(path)) if folder.is_dir() else [])
+    return listing.page(folder, [read_run(path, ledgers=False) for path in paths])
 
 
 @question(plots=False)
@@ -238,14 +238,14 @@ def _refitted(run_dirs: Sequence[str], runs: str | None, *, update: bool) -> Doc
 
 def _past(run_dirs: list[Path], tell: Callable[[float, str], None]) -> Iterator[PastRun]:
     """What is kept of each run, one after another."""
-    for at, each in enumerate(run_dirs):
-        tell(at / len(run_dirs), each.name)
-        record = read_run(each)
-        yield PastRun(path=each, measured=record.measured, ledger=record.measured_ledger)
+    for at, run_dir in enumerate(run_dirs):
+        tell(at / len(run_dirs), run_dir.name)
+        record = read_run(run_dir)
+        yield PastRun(path=run_dir, measured=record.measured, ledger=record.measured_ledger)
 
 
 def _runs_in(folder: Path) -> list[Path]:
     """The run directories in a folder, by name; raises InvalidInput."""
     if not folder.is_dir():
         raise InvalidInput([Problem("--runs", str(folder), "is not a directory")])
-    return sorted(each for each in folder.iterdir() if is_run(each))
+    return sorted(path for path in folder.iterdir() if is_run(path))

@@ -45,8 +45,8 @@ def measure_matmul(
     with progress_bar() as tell:
         from trainledger.observe.measure.matmuls import measure_matmuls
 
-        found = measure_matmuls(backend, shapes=sizes, sweep=sweep, dtypes=dtypes, tell=tell)
-    return with_html(found.document(), html)
+        matmul_times = measure_matmuls(backend, shapes=sizes, sweep=sweep, dtypes=dtypes, tell=tell)
+    return with_html(matmul_times.document(), html)
 
 
 @question(plots=False)
@@ -65,8 +65,8 @@ def measure_copy(
     with progress_bar() as tell:
         from trainledger.observe.measure.copies import measure_copies
 
-        found = measure_copies(backend, folder=folder, tell=tell)
-    return with_html(found.document(), html)
+        copy_times = measure_copies(backend, folder=folder, tell=tell)
+    return with_html(copy_times.document(), html)
 
 
 @question(plots=False)
@@ -83,20 +83,20 @@ def measure_loader(
     with progress_bar() as tell:
         from trainledger.observe.measure.loader import measure_loader
 
-        found = measure_loader(planned, tell=tell)
+        loader_times = measure_loader(planned, tell=tell)
     if planned is not None:
-        found = _against_steps(planned, found)
-    return with_html(found.document(), html)
+        loader_times = _against_steps(planned, loader_times)
+    return with_html(loader_times.document(), html)
 
 
-def _against_steps(run: Run, found: LoaderTimes) -> LoaderTimes:
+def _against_steps(run: Run, loader_times: LoaderTimes) -> LoaderTimes:
     """The same, compared with the tokens per second of a run's steps, where a forecast has them."""
     machine = machine_of(run)
     needed = predict(run, machine, backend=kernels_of(run)).tokens_per_second
     if needed is not None:
-        return replace(found, needed_tokens_per_second=needed)
+        return replace(loader_times, needed_tokens_per_second=needed)
     why = NO_MACHINE if machine is None else "no forecast of the time of a step"
-    return replace(found, notes=(*found.notes, why))
+    return replace(loader_times, notes=(*loader_times.notes, why))
 
 
 @question(plots=False)
@@ -112,16 +112,16 @@ def measure_collectives(
     with progress_bar(first="starting ranks") as tell:
         from trainledger.observe.measure.collectives import report_collectives
 
-        found = report_collectives(ranks, backend, tell=tell)
-    return with_html(found.document(), html)
+        times = report_collectives(ranks, backend, tell=tell)
+    return with_html(times.document(), html)
 
 
 def _shape(text: str) -> tuple[int, int, int]:
     """The sizes of MxNxK; raises InvalidInput."""
-    found = re.fullmatch(r"(\d{1,9})[x*](\d{1,9})[x*](\d{1,9})", text)
-    if found is None:
+    match = re.fullmatch(r"(\d{1,9})[x*](\d{1,9})[x*](\d{1,9})", text)
+    if match is None:
         raise InvalidInput([Problem("--shapes", text, "must be three whole numbers, such as 1024x1024x512")])
-    m, n, k = (int(each) for each in found.groups())
+    m, n, k = (int(group) for group in match.groups())
     for each in (m, n, k):
         if not 1 <= each <= _LARGEST:
             raise InvalidInput([Problem("--shapes", text, f"each size must be 1 to {_LARGEST:,}")])
@@ -130,8 +130,8 @@ def _shape(text: str) -> tuple[int, int, int]:
 
 def _dtypes(text: str) -> list[str]:
     """The names of dtypes between commas; raises InvalidInput."""
-    names = [each.strip() for each in text.split(",")] if text else []
-    for each in names:
-        if each not in _DTYPES:
-            raise InvalidInput([Problem("--dtype", each, "must be fp32 or bf16", nearest_text(each, _DTYPES))])
+    names = [part.strip() for part in text.split(",")] if text else []
+    for name in names:
+        if name not in _DTYPES:
+            raise InvalidInput([Problem("--dtype", name, "must be fp32 or bf16", nearest_text(name, _DTYPES))])
     return list(dict.fromkeys(names))

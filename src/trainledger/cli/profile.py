@@ -41,12 +41,12 @@ def of_trace(args: File, html: str | None, progress: Progress) -> Document | Out
     if args.run is not None and args.against is not None:
         raise InvalidInput([Problem("--against", args.against, "cannot be combined with --run; give one of them")])
     answer = _answer(args, progress)
-    found = answer.document()
+    document = answer.document()
     if html is None:
-        return found
+        return document
     whole = answer.document(most=_ROWS_OF_A_PAGE)
     replace_file(html, whole_page(whole.title, parts(whole), whole.figures()).encode())
-    return Outcome(found, remarks=(f"Written to {html}",))
+    return Outcome(document, remarks=(f"Written to {html}",))
 
 
 def of_memory(args: File) -> Document:
@@ -54,13 +54,13 @@ def of_memory(args: File) -> Document:
     for flag, value in (("RUN_DIR", args.run_dir), ("--trace", args.trace), ("--against", args.against)):
         if value:
             raise InvalidInput([Problem("--memory", args.memory, f"cannot be combined with {flag}")])
-    found = allocator_peak(args.memory)
+    peak = allocator_peak(args.memory)
     if args.run is None:
-        return allocator.page(found)
+        return allocator.page(peak)
     import trainledger as tl
 
     plan = tl.plan(args.run, args.overrides)
-    return allocator.page(found, plan.forecast.peak_by_category)
+    return allocator.page(peak, plan.forecast.peak_by_category)
 
 
 def _answer(args: File, progress: Progress) -> Answer:

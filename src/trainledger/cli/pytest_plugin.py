@@ -87,7 +87,7 @@ class ResourceBudget:
         allowed = read_tolerances(allow or {}, "allow")
         with contextlib.chdir(self._root), _modules_of(self._root):
             differences = check(() if name == "*" else (name,), root=self._root, allowed=allowed)
-        failed = [each for each in differences if each.fails()]
+        failed = [difference for difference in differences if difference.fails()]
         if failed:
             from trainledger.answers.pages.budget import checked
             from trainledger.report.terminal import text
@@ -98,9 +98,9 @@ class ResourceBudget:
 
 def _project_of(folder: Path) -> Path | None:
     """The nearest folder from this one upwards that has a lock, or targets or tolerances in its pyproject.toml."""
-    for each in (folder, *folder.parents):
-        if (each / "trainledger.lock").is_file() or _has_settings(each / "pyproject.toml"):
-            return each
+    for parent in (folder, *folder.parents):
+        if (parent / "trainledger.lock").is_file() or _has_settings(parent / "pyproject.toml"):
+            return parent
     return None
 
 
@@ -117,9 +117,9 @@ def _has_settings(project: Path) -> bool:
 @contextlib.contextmanager
 def _modules_of(root: Path) -> Iterator[None]:
     """Let a project's own modules come before those of the same name that another one's tests have imported."""
-    own = {each.stem for each in root.iterdir() if each.suffix == ".py" or (each / "__init__.py").is_file()}
+    own = {file.stem for file in root.iterdir() if file.suffix == ".py" or (file / "__init__.py").is_file()}
     path = sys.path[:]
-    aside = {name: each for name, each in sys.modules.items() if _is_anothers(name, own, root)}
+    aside = {name: module for name, module in sys.modules.items() if _is_anothers(name, own, root)}
     for name in aside:
         del sys.modules[name]
     sys.path.insert(0, str(root))
@@ -129,7 +129,7 @@ def _modules_of(root: Path) -> Iterator[None]:
     finally:
         sys.path[:] = path
         again = {name.partition(".")[0] for name in aside}
-        for name in [each for each in sys.modules if each.partition(".")[0] in again]:
+        for name in [module for module in sys.modules if module.partition(".")[0] in again]:
             del sys.modules[name]
         sys.modules.update(aside)
 
@@ -158,13 +158,13 @@ def _within(asked: Mapping[str, Amount | None], model: Any, batch: Any, how: Map
         ledger = trace(model, batch, **how)
     if ledger.partial:
         raise OverBudget(f"the step is traced only in part, and a part has no total: {ledger.partial}")
-    found = summarize(ledger, root=Path.cwd())
-    figures = limits_of(found, limits)
-    if not all(each.is_met for each in figures):
+    summary = summarize(ledger, root=Path.cwd())
+    figures = limits_of(summary, limits)
+    if not all(figure.is_met for figure in figures):
         from trainledger.answers.pages.budget import over_budget
         from trainledger.report.terminal import text
 
-        raise OverBudget(text(over_budget(figures, found)))
+        raise OverBudget(text(over_budget(figures, summary)))
     return ledger
 
 

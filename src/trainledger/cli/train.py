@@ -237,7 +237,7 @@ def _refuse_if_not_begun(run: Run, run_dir: Path) -> None:
     found = nearest_begun(run_dir.parent, run)
     if found is not None:
         path, fields = found
-        named = [f"{each.field} = {each.a!r} (now {each.b!r})" for each in fields[:_MOST_NAMED]]
+        named = [f"{field.field} = {field.a!r} (now {field.b!r})" for field in fields[:_MOST_NAMED]]
         if len(fields) > _MOST_NAMED:
             named.append(f"{len(fields) - _MOST_NAMED} fields more")
         nearest = f"{path}, begun with {', '.join(named)}"
@@ -360,7 +360,7 @@ def demo(
         heading("What it will cost", plan(run))
     heading("Training it")
     # As long as a person has said.
-    fixed = any(each.startswith(("recipe.steps=", "recipe.tokens=")) for each in changes)
+    fixed = any(change.startswith(("recipe.steps=", "recipe.tokens=")) for change in changes)
     deadline, begun = Deadline(inf if fixed else began + _SECONDS_TO_TRAIN), run_dir.exists()
     code, result = _train(run, run_dir, resume=begun, trackers=[deadline])
     if steps := deadline.fewer:

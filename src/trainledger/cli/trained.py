@@ -139,15 +139,19 @@ def losses_on_text(trained: Trained, named: str, of_text: OfText, dtype: str) ->
     else:
         sources = open_mixture(run.data, vocab_size=spec.vocab_size, progress=True).sources
         of = "the text that the run held out"
-        documents = chain.from_iterable(islice(held_out_documents(each.store, each.name), most) for each in sources)
-        counts = (each.store.validation.documents for each in sources)
+        documents = chain.from_iterable(
+            islice(held_out_documents(source.store, source.name), most) for source in sources
+        )
+        counts = (source.store.validation.documents for source in sources)
         in_all = sum(each if most is None else min(each, most) for each in counts)
     show, found = while_waiting(), []
-    for each in document_losses(
+    for document_loss in document_losses(
         trained.model.to(device, TORCH[dtype]), documents, end_id=tokenizer.end_id, context=context, stride=stride
     ):
-        found.append(each)
-        show(f"{len(found):,} documents{'' if in_all is None else f' of {in_all:,}'}, the last one {each.place}")
+        found.append(document_loss)
+        show(
+            f"{len(found):,} documents{'' if in_all is None else f' of {in_all:,}'}, the last one {document_loss.place}"
+        )
     show("")
     return Losses(tuple(found)), {"context": context, "stride": stride, "text": of}
 

@@ -89,9 +89,9 @@ class Entry:
         >>> Entry("mm", "", "forward", "matmul").in_loops((("layers", 4),)).times
         4
         """
-        found = object.__new__(Entry)  # a step has thousands, and the shared ``__init__`` takes most of their time
-        vars(found).update(vars(self), loop=loop)
-        return found
+        entry = object.__new__(Entry)  # a step has thousands, and the shared ``__init__`` takes most of their time
+        vars(entry).update(vars(self), loop=loop)
+        return entry
 
 
 @frozen
@@ -180,7 +180,7 @@ class Origin:
         self.died: int | None = None
 
 
-_DEFAULTS = {each.name: each.default for each in fields(Entry)}  # all fields in their order
+_DEFAULTS = {field.name: field.default for field in fields(Entry)}  # all fields in their order
 
 
 class Event:
@@ -200,21 +200,23 @@ class Event:
 
     def copy(self) -> Event:
         """The same event, which also frees memory without a request."""
-        found = Event(list(self.allocated), **self.facts)
-        found.freed, found.at, found.block = list(self.freed), self.at, self.block
-        return found
+        event = Event(list(self.allocated), **self.facts)
+        event.freed, event.at, event.block = list(self.freed), self.at, self.block
+        return event
 
     def entry(self) -> Entry:
         """The finished entry."""
         phase = self.facts["phase"]
-        kept = sum(each.nbytes for each in self.allocated if each.kept) if phase in ("forward", "backward") else 0
+        kept = (
+            sum(storage.nbytes for storage in self.allocated if storage.kept) if phase in ("forward", "backward") else 0
+        )
         found = object.__new__(Entry)  # a step has thousands, and the shared ``__init__`` takes most of their time
         own = vars(found)
         own.update(_DEFAULTS)
         own.update(self.facts)
         own["kept"] = kept
         if self.allocated:
-            own["allocated"] = amounts((each, 1) for each in self.allocated)
+            own["allocated"] = amounts((storage, 1) for storage in self.allocated)
         if self.freed:
             own["freed"] = amounts(self.freed)
         return found
@@ -243,18 +245,18 @@ def copies_left_behind(storage: Storage, loop: Loop) -> Int:
 
 def keep_what_lives(live: Iterable[Storage], phase: str) -> None:
     """Mark the memory that a phase made and left live for the next as kept."""
-    for each in live:
-        if each.phase == phase and not each.kept and each.category != "gradients":
-            each.kept = True
-            if each.category == "scratch":
-                each.category = "activations"
+    for storage in live:
+        if storage.phase == phase and not storage.kept and storage.category != "gradients":
+            storage.kept = True
+            if storage.category == "scratch":
+                storage.category = "activations"
 
 
 def amounts(storages: Iterable[tuple[Storage, Int]]) -> Amounts:
     """Bytes by category."""
     split: dict[str, Int] = {}
-    for each, copies in storages:
+    for storage, copies in storages:
         # Sizes may be arrays of many layouts, where adding to nothing and multiplying by one take time as well.
-        nbytes = each.nbytes if isinstance(copies, int) and copies == 1 else each.nbytes * copies
-        split[each.category] = split[each.category] + nbytes if each.category in split else nbytes
+        nbytes = storage.nbytes if isinstance(copies, int) and copies == 1 else storage.nbytes * copies
+        split[storage.category] = split[storage.category] + nbytes if storage.category in split else nbytes
     return tuple(split.items())

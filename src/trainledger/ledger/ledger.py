@@ -63,7 +63,7 @@ class Ledger:
         """The sum of one amount (``flops``, ``read``, ``kept`` …) over all entries, each as often as it runs."""
         _known(amount)
         return summed(
-            getattr(each, amount) * each.times if each.loop else getattr(each, amount) for each in self.entries
+            getattr(entry, amount) * entry.times if entry.loop else getattr(entry, amount) for entry in self.entries
         )
 
     @property
@@ -77,7 +77,7 @@ class Ledger:
     @property
     def matmul_flops(self) -> Int:
         """FLOPs of matmuls and attention kernels, what is called hardware FLOPs; pointwise work left out."""
-        return self.filter(lambda each: each.kind in ("matmul", "attention")).flops
+        return self.filter(lambda entry: entry.kind in ("matmul", "attention")).flops
 
     @property
     def kept_nbytes(self) -> Int:
@@ -96,11 +96,11 @@ class Ledger:
         """
         _known(key, amount)
         split: dict[str, Int] = {}
-        for each in self.entries:
-            label = getattr(each, key)
+        for entry in self.entries:
+            label = getattr(entry, key)
             if key == "path":
                 label = ".".join("*" if part.isdigit() else part for part in label.split("."))
-            split[label] = split.get(label, 0) + getattr(each, amount) * each.times
+            split[label] = split.get(label, 0) + getattr(entry, amount) * entry.times
         return split
 
     def diff(self, other: Ledger, key: str = "kind", amount: str = "flops") -> dict[str, Int]:
@@ -116,7 +116,7 @@ class Ledger:
     def records(self) -> list[dict[str, Any]]:
         """Its entries as dicts, in the order in which they run, for ``pandas.DataFrame(...)`` or polars."""
         names = [each.name for each in fields(Entry)]
-        return [{name: getattr(each, name) for name in names} | {"times": each.times} for each in self.entries]
+        return [{name: getattr(entry, name) for name in names} | {"times": entry.times} for entry in self.entries]
 
     def _repr_html_(self) -> str:
         # Reports know ledgers, and not the other way round: a notebook asks one by its name.
@@ -125,7 +125,7 @@ class Ledger:
 
     def filter(self, keep: Callable[[Entry], bool]) -> Ledger:
         """The same ledger with the entries that ``keep`` accepts."""
-        return self._with(each for each in self.entries if keep(each))
+        return self._with(entry for entry in self.entries if keep(entry))
 
     def __add__(self, other: Ledger) -> Ledger:
         return self._with((*self.entries, *other.entries))
@@ -151,7 +151,7 @@ class StepFigures:
 def summary(ledger: Ledger, peak: Peak | None = None) -> dict[str, Any]:
     """What a step's ledger says, under the names that forecasts and measurements give it; its ``peak`` if known."""
     peak = peak or ledger.peak()
-    kept = ledger.filter(lambda each: bool(each.kept)).by("kind", "kept")
+    kept = ledger.filter(lambda entry: bool(entry.kept)).by("kind", "kept")
     return {
         "parameters": ledger.parameters,
         "tokens_per_step": ledger.tokens,
@@ -190,8 +190,8 @@ def to_json(ledger: Ledger) -> dict[str, Any]:
     """
     head = {name: getattr(ledger, name) for name in _HEAD}
     head |= {name: getattr(ledger, name) for name in _TRACED if getattr(ledger, name)}
-    entries = [_told(each, _ENTRY) for each in ledger.entries]
-    tensors = [_told(each, _TENSOR) for each in ledger.tensors]
+    entries = [_told(entry, _ENTRY) for entry in ledger.entries]
+    tensors = [_told(tensor, _TENSOR) for tensor in ledger.tensors]
     for record in (head, *entries, *tensors):
         for name, value in record.items():
             if not _is_plain(value):

@@ -167,7 +167,7 @@ def measured_run(
 
 def _middle_half(steps: list[_Step]) -> dict[str, float]:
     """Mean seconds by phase over the half of the steps around the median, which sum to about the median step."""
-    ordered = sorted((each for each in steps if each[1]), key=lambda each: each[0])
+    ordered = sorted((step for step in steps if step[1]), key=lambda each: each[0])
     quarter = len(ordered) // 4
     middle = [split for _, split in ordered[quarter : len(ordered) - quarter]]
     names = dict.fromkeys(name for split in middle for name in split)

@@ -113,10 +113,10 @@ def heaviest(ranks: Sequence[RankAccount]) -> RankAccount:
 
     Of stages that are alike one with the most micro-batches in flight holds the most, and the first has those.
     """
-    some = [each for each in ranks if each.alike in (None, each.stage)]
+    some = [rank for rank in ranks if rank.alike in (None, rank.stage)]
     if len(some) == 1:
         return some[0]
-    return max(some, key=lambda each: peak_nbytes(each.ledger) + each.ledger.reserved_nbytes)
+    return max(some, key=lambda rank_account: peak_nbytes(rank_account.ledger) + rank_account.ledger.reserved_nbytes)
 
 
 def accounts(run: Run, *, backend: str = "cpu") -> tuple[RankAccount, ...]:
@@ -126,7 +126,7 @@ def accounts(run: Run, *, backend: str = "cpu") -> tuple[RankAccount, ...]:
     data-parallel, tensor and context axes may be arrays, and then those with the largest pieces count for all; the
     number of stages is an int, as it decides what there is.
     """
-    found: list[RankAccount] = []
+    rank_accounts: list[RankAccount] = []
     known: dict[Any, list[RankAccount]] = {}
     for stage in range(run.layout.pipeline):
         key = kind_of_stage(run, stage)
@@ -134,13 +134,13 @@ def accounts(run: Run, *, backend: str = "cpu") -> tuple[RankAccount, ...]:
             plans, counts = zip(*plans_of_stage(run, stage), strict=True)
             ledgers = follow_places(plans, backend=backend)
             known[key] = [RankAccount(*rank, alike=stage) for rank in zip(plans, counts, ledgers, strict=True)]
-            found += known[key]
+            rank_accounts += known[key]
             continue
         rounds = rounds_of(run.layout, stage, run.grad_accum)
         for rank in known[key]:
             ledger = _with_rounds(rank.ledger, rounds)
-            found.append(replace(rank, plan=replace(rank.plan, stage=stage), ledger=ledger))
-    return tuple(found)
+            rank_accounts.append(replace(rank, plan=replace(rank.plan, stage=stage), ledger=ledger))
+    return tuple(rank_accounts)
 
 
 def kind_of_stage(run: Run, stage: int) -> Any:
@@ -163,15 +163,15 @@ def _with_rounds(ledger: Ledger, rounds: dict[str, Int]) -> Ledger:
     """The same ledger where these loops run so often. Nothing else depends on that."""
     known: dict[Any, Any] = {}  # loops by what they were
     entries = []
-    for each in ledger.entries:
-        loop = each.loop
+    for entry in ledger.entries:
+        loop = entry.loop
         if loop and loop[0][0] in rounds:
             if id(loop) not in known:
                 name = loop[0][0]
                 known[id(loop)] = ((name, rounds[name]), *loop[1:])
-            entries.append(each.in_loops(known[id(loop)]))
+            entries.append(entry.in_loops(known[id(loop)]))
         else:
-            entries.append(each)
+            entries.append(entry)
     return replace(ledger, entries=tuple(entries))
 
 
@@ -205,21 +205,21 @@ def static_memory(rank: RankPlan, *, backend: str) -> StaticMemory:
     precision = rank.run.recipe.precision
     tape = Tape(precision, backend)
     sizes = sizes_of(rank.run, backend)
-    works = tuple(Work(tape, rank, sizes, each) for each in rank.chunks)
+    works = tuple(Work(tape, rank, sizes, chunk) for chunk in rank.chunks)
     owned = rank.owned
     resident = sum(nbytes for name, nbytes in resident_of(rank, works, owned, 0) if name not in (HOST, "buffers"))
-    resident += sum(each.copies_nbytes for each in works)
-    outside = sum(_gathered(rank, [(each.leaves.outside, 1)]) for each in works) if rank.gathers else 0
+    resident += sum(work.copies_nbytes for work in works)
+    outside = sum(_gathered(rank, [(work.leaves.outside, 1)]) for work in works) if rank.gathers else 0
     whole = rank.gathers and not rank.layout.reshards
-    gathered = sum(_gathered(rank, each.leaves.in_order()) for each in works) if whole else 0
-    shared = [group for each in works for group in rank.by_group(each.leaves)]
+    gathered = sum(_gathered(rank, work.leaves.in_order()) for work in works) if whole else 0
+    shared = [group for work in works for group in rank.by_group(work.leaves)]
     return StaticMemory(
         resident=resident,
-        gradients=sum(_gradients(each) for each in works),
+        gradients=sum(_gradients(work) for work in works),
         gathered=gathered if whole else 0,
         outside=0 if whole else outside,
         owned=owned.elements(),
-        computed=sum(each.leaves.elements() for each in works),
+        computed=sum(work.leaves.elements() for work in works),
         experts=sum(leaf.elements * n for group, some in shared if group.axes != rank.group.axes for leaf, n in some),
     )
 
@@ -265,7 +265,7 @@ class RankFigures:
 
 def figures(ledger: Ledger, layout: Layout | None = None) -> Figures:
     """The figures of a rank's ledger; with a ``layout`` of its account, less the attention that its ranks leave out."""
-    attention = ledger.filter(lambda each: each.kind == "attention").flops
+    attention = ledger.filter(lambda entry: entry.kind == "attention").flops
     masked = 0 if layout is None else int(attention * left_out(layout))
     return Figures(
         matmul_flops=ledger.matmul_flops - masked,
@@ -278,8 +278,11 @@ def figures(ledger: Ledger, layout: Layout | None = None) -> Figures:
 def account_of(run: Run, rank: int, *, kernels: str) -> RankAccount:
     """The account of one rank of a run, numbered as in the device mesh."""
     stage, place = place_of(run.layout, rank)
-    of_stage = [each for each in accounts(run, backend=kernels) if each.stage == stage]
-    return max((each for each in of_stage if each.plan.place <= place), key=lambda each: each.plan.place)
+    of_stage = [rank_account for rank_account in accounts(run, backend=kernels) if rank_account.stage == stage]
+    return max(
+        (rank_account for rank_account in of_stage if rank_account.plan.place <= place),
+        key=lambda rank_account: rank_account.plan.place,
+    )
 
 
 def place_of(layout: Layout, rank: int) -> tuple[int, int]:
@@ -303,8 +306,8 @@ def read_ranks(run_dir: Path) -> tuple[RankFigures, ...]:
     return tuple(found)
 
 
-def write_rank(run_dir: Path, found: RankFigures) -> None:
+def write_rank(run_dir: Path, rank_figures: RankFigures) -> None:
     """Keep a rank's figures in the run's directory."""
     folder = run_dir / "ranks"
     folder.mkdir(exist_ok=True)
-    write_json(found, folder / f"{found.rank:05d}.json")
+    write_json(rank_figures, folder / f"{rank_figures.rank:05d}.json")

@@ -297,8 +297,8 @@ def _causal(run: Run, ledger: Ledger) -> Int:
 
 def _kernels(run: Run, ledger: Ledger) -> Int:
     # A fused kernel that is given a mask (the last of its sizes is 0) computes every pair.
-    fused = ledger.filter(lambda each: each.kind == "attention" and each.name.startswith(CAUSAL))
-    causal = fused.filter(lambda each: not each.shape or bool(each.shape[-1]))
+    fused = ledger.filter(lambda entry: entry.kind == "attention" and entry.name.startswith(CAUSAL))
+    causal = fused.filter(lambda entry: not entry.shape or bool(entry.shape[-1]))
     tokens, share = run.recipe.seq_len, attended_share(run)
     if run.recipe.attention != "flash":  # which knows windows itself; others have a mask in those layers
         share = attended_pairs(tokens, None) / attended_pairs(tokens, None, causal=False)
@@ -311,8 +311,8 @@ def is_attention(entry: Entry) -> bool:
 
 
 CONVENTIONS = {
-    each.name: each
-    for each in (
+    convention.name: convention
+    for convention in (
         Convention("6nd", "6 N", KAPLAN, _six_n),
         Convention("6nd+attention", "6 N + 12 L H K T", PALM, _six_n_and_attention),
         Convention(

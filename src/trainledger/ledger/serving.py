@@ -62,11 +62,15 @@ def serving_rank(run: Run, serving: Serving, *, backend: str = "cpu") -> RankPla
         attention=_attention(run, backend, serving.compute),
     )
     inner = Run(model=spec, recipe=recipe, layout=Layout(tensor=run.layout.tensor), cluster=run.cluster)
-    found = list(serving.problems())
-    if not found and isinstance(serving.context, int):
-        found = [each for each in run_problems(inner) if each.field.startswith(("layout", "recipe.seq_len"))]
-    if found:
-        raise InvalidInput(found)
+    problems = list(serving.problems())
+    if not problems and isinstance(serving.context, int):
+        problems = [
+            run_problem
+            for run_problem in run_problems(inner)
+            if run_problem.field.startswith(("layout", "recipe.seq_len"))
+        ]
+    if problems:
+        raise InvalidInput(problems)
     return rank_plan(inner)
 
 

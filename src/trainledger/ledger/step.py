@@ -64,7 +64,7 @@ def follow_places(ranks: Sequence[RankPlan], *, backend: str) -> tuple[Ledger, .
     hooks, note = hooks_of(rank) if recipe.compile or recipe.of_megatron else ((), "")
     tape = Tape(precision, backend, hooks)
     sizes = sizes_of(rank.run, backend)
-    works = tuple(Work(tape, rank, sizes, each) for each in rank.chunks)
+    works = tuple(Work(tape, rank, sizes, chunk) for chunk in rank.chunks)
     for each in ranks:
         set_formats(each.owned, precision)
     for work in works:
@@ -97,34 +97,34 @@ def _copies_gradients(precision: Precision) -> bool:
 def _update(tape: Tape, rank: RankPlan, works: tuple[Work, ...], loss: Array | None) -> None:
     """The step after the last micro-batch: clip gradients and update parameters."""
     recipe, precision, leaves = rank.run.recipe, rank.run.recipe.precision, rank.owned
-    for held_by in (leaves,) if rank.gathers else (each.leaves for each in works):
+    for held_by in (leaves,) if rank.gathers else (work.leaves for work in works):
         sum_tied_embedding(tape, rank, held_by)
     held: list[Array] = []
     gradients: list[Array] = []
     if _copies_gradients(precision):
-        whole = not rank.sharded and not any(each.buffered for each in works)
+        whole = not rank.sharded and not any(work.buffered for work in works)
         gradients = main_gradients(tape, leaves, whole=whole)
-        for each in works:
-            each.drop_gradients()
-    found = unscale(tape, leaves) if precision.loss_scaling else None
+        for work in works:
+            work.drop_gradients()
+    array = unscale(tape, leaves) if precision.loss_scaling else None
     if recipe.grad_clip is not None:
         with tape.during("clip"):
             sum_norms(tape, rank, leaves)
             held = clip(tape, leaves, foreach=tape.backend != "cpu")
     with tape.during("optimizer"):
-        if found is not None:
-            read_overflow(tape, found)
+        if array is not None:
+            read_overflow(tape, array)
         update(tape, leaves, recipe, rank.group if rank.gathers else None)
         if precision.master:
             round_back(tape, leaves)
             gradients.clear()
-        if found is not None:
-            adapt_scale(tape, found)
+        if array is not None:
+            adapt_scale(tape, array)
     if rank.sharded and not rank.gathers:
-        gather_updated(tape, rank, [each.leaves for each in works])
+        gather_updated(tape, rank, [work.leaves for work in works])
     if loss is not None and loss.memory is not None:  # the step has it to here
         tape.released(loss.memory.record)
-    del held, found
+    del held, array
 
 
 def batch_nbytes(rank: RankPlan) -> Int:
@@ -154,13 +154,13 @@ def resident_of(rank: RankPlan, works: tuple[Work, ...], owned: ModelLeaves, tok
     """The memory of a rank before a step of so many tokens, by category."""
     recipe, precision = rank.run.recipe, rank.run.recipe.precision
     resident = [
-        ("parameters", sum(each.parameters_nbytes for each in works)),
-        ("frozen weights", sum(each.frozen_nbytes for each in works)),
-        ("gradients", sum(each.buffers_nbytes for each in works)),
+        ("parameters", sum(work.parameters_nbytes for work in works)),
+        ("frozen weights", sum(work.frozen_nbytes for work in works)),
+        ("gradients", sum(work.buffers_nbytes for work in works)),
         ("optimizer state", state_nbytes(owned, recipe) + own_nbytes(owned, precision)),
         ("batch", batch_nbytes(rank) if recipe.of_megatron else 16 * tokens),
         ("communication", 0 if recipe.of_megatron else bucket_nbytes(rank, owned, precision.gradients)),
-        ("buffers", _buffers(rank, works[0].sizes.attention) + sum(each.copies_nbytes for each in works)),
+        ("buffers", _buffers(rank, works[0].sizes.attention) + sum(work.copies_nbytes for work in works)),
     ]
     return tuple((name, nbytes) for name, nbytes in resident if not is_zero(nbytes))
 

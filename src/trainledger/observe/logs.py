@@ -373,4 +373,4 @@ def _of_config(path: str, config: object) -> dict[str, float]:
         with suppress(OSError, UnicodeDecodeError):
             text = text or content_of(Path(path).with_name(name), MIB)
     words = {fact: TABLE["setting"].replace("NAME", "|".join(names)) for fact, names in TABLE["config"].items()}
-    return {fact: float(found[1]) for fact, word in words.items() if (found := re.search(word, text))}
+    return {fact: float(match[1]) for fact, word in words.items() if (match := re.search(word, text))}

@@ -71,15 +71,15 @@ class Row:
         """What is left of the difference when the parts' differences are taken off."""
         if self.difference is None:
             return None
-        return self.difference - sum((each.difference for each in self.parts), Fraction())
+        return self.difference - sum((part.difference for part in self.parts), Fraction())
 
     @property
     def where(self) -> tuple[str, Fraction] | None:
         """The part that holds most of the difference, and how much; ``unexplained`` is a part as well."""
         if self.unexplained is None:
             return None
-        shares = [(each.name, each.difference) for each in self.parts] + [("unexplained", self.unexplained)]
-        largest = max(shares, key=lambda each: abs(each[1]))
+        shares = [(part.name, part.difference) for part in self.parts] + [("unexplained", self.unexplained)]
+        largest = max(shares, key=lambda share: abs(share[1]))
         return largest if largest[1] else None
 
 
@@ -102,19 +102,19 @@ class Reconciliation(Answer, report="pages.reconciliation"):
     notes: tuple[str, ...] = ()
 
     def __getitem__(self, quantity: str) -> Row:
-        return next(each for each in self.rows if each.quantity == quantity)
+        return next(row for row in self.rows if row.quantity == quantity)
 
     @property
     def unexplained(self) -> dict[str, float]:
         """The unexplained rest of each quantity that both sides have."""
-        return {each.quantity: float(each.unexplained) for each in self.rows if each.unexplained is not None}
+        return {row.quantity: float(row.unexplained) for row in self.rows if row.unexplained is not None}
 
 
 def reconcile(predicted: Forecast | Ledger, measured: Measured | Ledger) -> Reconciliation:
     """Each predicted quantity of a run against its measurement; a ledger stands for the quantities it holds."""
     before = predicted if isinstance(predicted, Forecast) else Forecast(**summary(predicted))
     after = measured if isinstance(measured, Measured) else Measured(**summary(measured))
-    notes = *(each.replace("no step time", "no predicted step time") for each in before.notes), *after.notes
+    notes = *(note.replace("no step time", "no predicted step time") for note in before.notes), *after.notes
     return Reconciliation(tuple(_rows(before, after)), after.device or before.device, notes)
 
 

@@ -224,7 +224,7 @@ class Document:
     @property
     def tables(self) -> dict[str, Table]:
         """The tables by name."""
-        return {each.name: each for section in self.sections for each in section.parts if isinstance(each, Table)}
+        return {part.name: part for section in self.sections for part in section.parts if isinstance(part, Table)}
 
 
 def records(document: Document, name: str = "") -> list[dict[str, Any]]:
@@ -242,7 +242,7 @@ def records(document: Document, name: str = "") -> list[dict[str, Any]]:
     if name not in tables:
         raise KeyError(f"no table {name!r}; there are: {', '.join(tables)}")
     table = tables[name]
-    keys = [each or ("name" if not at else f"column {at + 1}") for at, each in enumerate(table.columns)]
+    keys = [column or ("name" if not at else f"column {at + 1}") for at, column in enumerate(table.columns)]
     return [{key: _value(cell) for key, cell in zip(keys, row, strict=True)} for row in table.rows]
 
 

@@ -84,7 +84,7 @@ def parts(document: Document) -> Iterator[str]:
             yield f"<details><summary>{escape(section.detail)}</summary>"
         if section.title:
             yield f"<h2>{escape(section.title)}</h2>"
-        yield from (_part(each) for each in section.parts)
+        yield from (_part(part) for part in section.parts)
         if section.detail:
             yield "</details>"
 
@@ -96,16 +96,16 @@ def _part(part: Part) -> str:
         case Facts():
             return f"<dl>{''.join(f'<dt>{escape(name)}</dt><dd>{escape(said)}</dd>' for name, said in part.pairs)}</dl>"
         case Text():
-            return "".join(paragraphs(part.lines) if part.note else (f"<p>{escape(each)}</p>" for each in part.lines))
+            return "".join(paragraphs(part.lines) if part.note else (f"<p>{escape(line)}</p>" for line in part.lines))
         case Bars():
             return _bars(part)
         case Items():
-            code = [f"<pre>{escape(each.code)}</pre>" if each.code else "" for each in part.items]
-            texts = zip((escape(each.text).replace("\n", "<br>") for each in part.items), code, strict=True)
+            code = [f"<pre>{escape(item.code)}</pre>" if item.code else "" for item in part.items]
+            texts = zip((escape(item.text).replace("\n", "<br>") for item in part.items), code, strict=True)
             return f"<ol>{''.join(f'<li>{text}{pasted}</li>' for text, pasted in texts)}</ol>"
         case Terms():
             columns = (part.title, shown(part.total, part.unit), "basis", "formula", "source")
-            rows = tuple((each.what, each.value, each.basis, each.formula, each.source) for each in part.terms)
+            rows = tuple((term.what, term.value, term.basis, term.formula, term.source) for term in part.terms)
             return table_html(Table("", columns, rows, units=("", part.unit), align="lrlll"))
         case Listing():
             return _listing(part)
@@ -115,14 +115,14 @@ def _part(part: Part) -> str:
 
 def table_html(part: Table) -> str:
     """A table with its numbers to the right."""
-    classes = [' class="number"' if each == "r" else "" for each in part.sides]
+    classes = [' class="number"' if side == "r" else "" for side in part.sides]
 
     def row(cells: Sequence[str], tag: str) -> str:
         tags = [tag if cell else "td" for cell in cells]  # a heading says something
         own = (f"<{tag}{each}>{escape(cell)}</{tag}>" for tag, each, cell in zip(tags, classes, cells, strict=True))
         return f"<tr>{''.join(own)}</tr>"
 
-    body = "".join(row(each, "td") for each in part.texts())
+    body = "".join(row(text, "td") for text in part.texts())
     head = f"<thead>{row(part.columns, 'th')}</thead>" if any(part.columns) else ""
     return f'<div class="wide"><table>{head}<tbody>{body}</tbody></table></div>'
 
@@ -136,8 +136,8 @@ def _listing(part: Listing) -> str:
         marked = ' class="found"' if line.marked else ""
         rows.append(f'<tr{marked}>{cells}<td class="code">{escape(line.source)}</td></tr>')
         wide = f'<tr class="mark"><td colspan="{len(line.cells) + 1}">'
-        rows += (f"{wide}{escape(each)}</td></tr>" for each in line.notes)
-    heads = "".join(f"<th>{escape(each)}</th>" for each in part.columns)
+        rows += (f"{wide}{escape(note)}</td></tr>" for note in line.notes)
+    heads = "".join(f"<th>{escape(column)}</th>" for column in part.columns)
     head = f'<thead><tr>{heads}<th class="code">source</th></tr></thead>'
     return f'<div class="wide"><table class="source">{head}<tbody>{"".join(rows)}</tbody></table></div>'
 
@@ -179,4 +179,4 @@ def whole_page(title: str, parts: Iterable[str], charts: Iterable[Chart]) -> str
 
 def paragraphs(sentences: Sequence[str]) -> list[str]:
     """Sentences as parts of a page."""
-    return [f'<p class="note">{escape(each)}</p>' for each in sentences]
+    return [f'<p class="note">{escape(sentence)}</p>' for sentence in sentences]

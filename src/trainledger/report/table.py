@@ -28,7 +28,7 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[object]], *, align: st
     forward      12
     backward     24
     """
-    heads = [_text(each) for each in columns]
+    heads = [_text(column) for column in columns]
     cells = [[_text(each) for each in row] + [""] * (len(heads) - len(row)) for row in rows]
     for row in cells:
         if len(row) > len(heads):
@@ -50,7 +50,7 @@ def _text(value: object) -> str:
 
 
 def _side(cells: list[str]) -> str:
-    filled = [each for each in cells if each]
+    filled = [cell for cell in cells if cell]
     return "r" if filled and all(each.lstrip("+-~<>≤≥").startswith(tuple("0123456789")) for each in filled) else "l"
 
 
@@ -63,7 +63,7 @@ def _fit(heads: list[str], rows: list[list[str]], sides: Sequence[str], width: i
     widths = [max(len(row[at]) for row in (heads, *rows)) for at in count]
     room = width - len(_GAP) * (len(heads) - 1)
     words = [max(map(len, heads[at].split()), default=0) for at in count]
-    whole = [max([words[at], *(len(each) for row in rows for each in _pieces(row[at]))]) for at in count]
+    whole = [max([words[at], *(len(piece) for row in rows for piece in _pieces(row[at]))]) for at in count]
     broken = [each if side == "r" else min(each, _TEXT) for each, side in zip(whole, sides, strict=True)]
     for floor in (whole, broken, [_NARROWEST] * len(heads), [1] * len(heads)):
         while sum(widths) > room:
@@ -120,7 +120,7 @@ def _wrap(cell: str, width: int, pieces: list[str]) -> list[str]:
         return [cell]
     lines: list[str] = []
     line = ""
-    for word in pieces if all(len(each) <= width for each in pieces) else cell.split():
+    for word in pieces if all(len(piece) <= width for piece in pieces) else cell.split():
         if line and len(line) + 1 + len(word) <= width:
             line += " " + word
             continue
@@ -168,10 +168,10 @@ def pasted(toml: str) -> str:
     ]
     """
     lines = []
-    for each in toml.splitlines():
-        name, opens, rest = each.partition(" = [")
-        if len(each) <= WIDTH or not opens:
-            lines.append(each)
+    for line in toml.splitlines():
+        name, opens, rest = line.partition(" = [")
+        if len(line) <= WIDTH or not opens:
+            lines.append(line)
         else:
             items = wrapped(rest.rstrip("]"), WIDTH - 4).splitlines()
             lines += [f"{name} = [", *(f"    {item}" for item in items), "]"]

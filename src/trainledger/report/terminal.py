@@ -49,7 +49,7 @@ def text(document: Document, *, colour: bool = False, width: int = WIDTH, full: 
     if more or document.more:
         parts.append(writer.more([*more, *document.more]))
     written = "\n\n".join(parts)
-    return _ALARMING.sub(lambda found: f"{_RED}{found[0]}{_END}", written) if colour else written
+    return _ALARMING.sub(lambda match: f"{_RED}{match[0]}{_END}", written) if colour else written
 
 
 def has_colour(stream: TextIO) -> bool:
@@ -99,7 +99,7 @@ class _Writer:
 
     def _styled(self, words: str, style: str) -> str:
         """Each line in a separate style, so that a pager that cuts lines leaves none open."""
-        return "\n".join(f"{style}{each}{_END}" for each in words.split("\n")) if self.colour and words else words
+        return "\n".join(f"{style}{part}{_END}" for part in words.split("\n")) if self.colour and words else words
 
     def _wrapped(self, words: str, room: int = 0) -> str:
         return wrapped(words, self.width - room)
@@ -110,7 +110,7 @@ class _Writer:
             lines = self._wrapped(said.replace(" %", f"{_NO_BREAK}%"), _INDENT).replace(_NO_BREAK, " ").split("\n")
             first = f"{printable(name):<{_INDENT - 1}} "
             yield (self._styled(first, _CYAN) if name else first) + lines[0]
-            yield from (" " * _INDENT + each for each in lines[1:])
+            yield from (" " * _INDENT + line for line in lines[1:])
 
     def _items(self, part: Items) -> Iterator[str]:
         apart = any("\n" in each.text for each in part.items)
@@ -118,14 +118,14 @@ class _Writer:
             head = f"{at:>2}. " if part.numbered else ""
             first, *others = "\n".join(self._wrapped(each, len(head)) for each in item.text.split("\n")).split("\n")
             yield head + first
-            yield from (" " * len(head) + each for each in others)
+            yield from (" " * len(head) + other for other in others)
             if item.code:
                 yield self._styled(printable(item.code), _CYAN)
             if apart and at < len(part.items):
                 yield ""
 
     def _listing(self, part: Listing) -> Iterator[str]:
-        widths = [max(len(each), _NUMBER * bool(at)) for at, each in enumerate(part.columns)]
+        widths = [max(len(column), _NUMBER * bool(at)) for at, column in enumerate(part.columns)]
         room = max(_LEAST_SOURCE, self.width - sum(widths) - len(widths) - 1)
 
         def row(cells: tuple[str, ...], source: str) -> str:
@@ -134,24 +134,24 @@ class _Writer:
             return printable(f"{numbers}  {source if len(source) <= room else f'{source[: room - 1]}…'}".rstrip())
 
         yield self._styled(row(part.columns, "source"), _BOLD)
-        yield self._styled(row(tuple("-" * each for each in widths), "-" * room), _DIM)
+        yield self._styled(row(tuple("-" * width for width in widths), "-" * room), _DIM)
         for line in part.lines:
             yield row(line.cells, line.source)
             for note in line.notes:
                 first, *others = self._wrapped(note, 8).split("\n")
                 yield f"      ^ {first}"
-                yield from (f"        {each}" for each in others)
+                yield from (f"        {other}" for other in others)
 
     def _terms(self, part: Terms) -> Iterator[str]:
         """The total and each line with its formula; a source that all lines share is printed once, under the title."""
         yield self._styled(self._between(part.title, shown(part.total, part.unit)), _BOLD)
-        sources = {each.source for each in part.terms}
+        sources = {term.source for term in part.terms}
         shared = len(part.terms) > 1 and len(sources) == 1
         if shared:
             yield self._wrapped(f"({sources.pop()})")
-        for each in part.terms:
-            yield self._between(f"  {each.what}", f"{shown(each.value, part.unit)}  {each.basis}")
-            for words in filter(None, (each.formula, "" if shared else each.source)):
+        for term in part.terms:
+            yield self._between(f"  {term.what}", f"{shown(term.value, part.unit)}  {term.basis}")
+            for words in filter(None, (term.formula, "" if shared else term.source)):
                 yield from (f"      {line}" for line in self._wrapped(words, 6).split("\n"))
 
     def _between(self, left: str, right: str) -> str:

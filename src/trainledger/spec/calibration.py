@@ -306,7 +306,7 @@ class Calibration:
     def memory_bytes_per_second(self) -> float | None:
         """Bytes read and written per second by the largest copy into memory used before."""
         copies = [kernel for kernel in self.kernels if kernel.kind == "copy"]
-        return max(copies, key=lambda each: each.nbytes).bytes_per_second if copies else None
+        return max(copies, key=lambda copy: copy.nbytes).bytes_per_second if copies else None
 
     @property
     def host_bytes_per_second(self) -> float | None:

@@ -211,13 +211,13 @@ def kinds_again(spec: ModelSpec, recipe: Recipe) -> set[LayerKind]:
     runs = layer_runs(spec, recipe)
     if recipe.activation_checkpointing.kind in ("attention", "from-start"):
         return {kind for run in runs for kind in run.kinds}
-    found: set[LayerKind] = set()
-    for each in runs:
+    layer_kinds: set[LayerKind] = set()
+    for run in runs:
         first = 0
-        for group in each.groups:
-            found |= set(each.kinds[first : first + group.size] if group.again else ())
+        for group in run.groups:
+            layer_kinds |= set(run.kinds[first : first + group.size] if group.again else ())
             first += group.size
-    return found
+    return layer_kinds
 
 
 def group_size(spec: ModelSpec, recipe: Recipe) -> int:

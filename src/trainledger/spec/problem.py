@@ -77,8 +77,8 @@ def refuse_given(refusals: Iterable[Refusal]) -> None:
 
     >>> refuse_given([("recipe.dropout", 0, "is not trained", 0), ("recipe.compile", False, "is not trained", False)])
     """
-    if found := [Problem(*refusal) for refusal in refusals if refusal[1]]:
-        raise InvalidInput(found)
+    if problems := [Problem(*refusal) for refusal in refusals if refusal[1]]:
+        raise InvalidInput(problems)
 
 
 def shown(value: object) -> str:

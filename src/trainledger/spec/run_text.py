@@ -78,7 +78,11 @@ def layout_overrides(a: Run, b: Run) -> tuple[str, ...]:
     """Those of `pasted_overrides` that spread a run over devices."""
     fields = ("layout.", "cluster.count", "recipe.micro_batch", "recipe.activation_checkpointing")
     batch = assumed_batch(a, b)
-    return tuple(each for each in pasted_overrides(a, b) if each.startswith(fields) or each in batch)
+    return tuple(
+        pasted_override
+        for pasted_override in pasted_overrides(a, b)
+        if pasted_override.startswith(fields) or pasted_override in batch
+    )
 
 
 def assumed_batch(a: Run, b: Run) -> tuple[str, ...]:

@@ -46,7 +46,7 @@ class Call:
         '[1:, None]'
         """
         if self.name == "[]":
-            return f"[{', '.join(_written(each) for each in self.args)}]"
+            return f"[{', '.join(_written(argument) for argument in self.args)}]"
         inside = [
             *(_written(argument) for argument in self.args),
             *(f"{name}={_written(each)}" for name, each in self.named),
@@ -130,7 +130,7 @@ def _check_arguments(call: Call, operation: Operation) -> None:
     least = len(names) - len(operation.__defaults__ or ())
     takes = f"{call.name}({', '.join((*names, *(['...'] if any_number else []), *only_named))})"
     given = [name for name, _ in call.named]
-    strange = next((each for each in given if each not in (*names, *only_named)), None)
+    strange = next((name for name in given if name not in (*names, *only_named)), None)
     if strange is not None and not code.co_flags & _NAMED:
         raise CannotApply(f"has no argument {strange}; it is {takes}", nearest_text(strange, [*names, *only_named]))
     if len(call.args) > len(names) and not any_number:
@@ -138,7 +138,7 @@ def _check_arguments(call: Call, operation: Operation) -> None:
     filled = {*names[: len(call.args)], *given}
     if len(filled) < len(call.args[: len(names)]) + len(set(given)) or len(set(given)) < len(given):
         raise CannotApply(f"has one argument twice; it is {takes}")
-    missing = [each for each in names[:least] if each not in filled]
+    missing = [name for name in names[:least] if name not in filled]
     if missing:
         raise CannotApply(f"lacks {' and '.join(missing)}; it is {takes}")
 
@@ -148,12 +148,12 @@ def read_chain(operations: str | Iterable[str]) -> tuple[Call, ...]:
     text = operations if isinstance(operations, str) else " ".join(operations)
     if len(text) > LONGEST:
         raise InvalidInput([Problem("operations", text, f"is longer than {LONGEST:,} characters")])
-    found = [call for word in _words(text) for call in _read(word)]
-    if len(found) > MOST_STEPS:
+    calls = [call for word in _words(text) for call in _read(word)]
+    if len(calls) > MOST_STEPS:
         raise InvalidInput(
-            [Problem("operations", None, f"has {len(found)} operations; {MOST_STEPS} are shown at most")]
+            [Problem("operations", None, f"has {len(calls)} operations; {MOST_STEPS} are shown at most")]
         )
-    return tuple(found)
+    return tuple(calls)
 
 
 def _words(text: str) -> list[str]:
@@ -233,7 +233,9 @@ def _value(tree: ast.expr) -> Any:
 def _item(tree: ast.expr) -> Any:
     """One index in brackets."""
     if isinstance(tree, ast.Slice):
-        ends = (None if each is None else _value(each) for each in (tree.lower, tree.upper, tree.step))
+        ends = (
+            None if expression is None else _value(expression) for expression in (tree.lower, tree.upper, tree.step)
+        )
         return slice(*ends)
     if isinstance(tree, ast.Constant) and tree.value is Ellipsis:
         return Ellipsis
@@ -258,7 +260,7 @@ def read_index(text: str, field: str = "--at") -> tuple[int, ...]:
     >>> read_index("1,-2"), read_index("")
     ((1, -2), ())
     """
-    words = [each.strip() for each in text.strip().strip("[]()").split(",")] if text.strip() else []
+    words = [part.strip() for part in text.strip().strip("[]()").split(",")] if text.strip() else []
     if not all(re.fullmatch(r"[+-]?\d{1,18}", word, re.ASCII) for word in words):
         raise InvalidInput([Problem(field, text, f"is no index; write it like 1,2 ({shown(text)} has other things)")])
     return tuple(map(int, words))

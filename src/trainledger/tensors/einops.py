@@ -51,9 +51,9 @@ class Rearranged:
         """Bytes that copies and reductions read and write; 0 for a view."""
         before = [self.chain.start, *(step.result for step in self.chain.steps)]
         return sum(
-            one.nbytes + each.written_nbytes
-            for one, each in zip(before, self.chain.steps, strict=False)
-            if not each.shares
+            one.nbytes + step.written_nbytes
+            for one, step in zip(before, self.chain.steps, strict=False)
+            if not step.shares
         )
 
 
@@ -70,8 +70,8 @@ def rearranged(
     """
     left, right = _spread(pattern, *_read(pattern), len(tensor.shape))
     _check_names(pattern, left, right)
-    gone = [each for each in _names(left) if each not in _names(right)]
-    come = [each for each in _names(right) if each not in _names(left)]
+    gone = [name for name in _names(left) if name not in _names(right)]
+    come = [name for name in _names(right) if name not in _names(left)]
     meant = "reduce" if gone else "repeat" if come else "rearrange"
     _check_function(pattern, function or meant, gone, come, reduction)
     found = _sizes(pattern, left, right, tensor, dict(sizes or {}))
@@ -92,7 +92,7 @@ def is_pattern(equation: str, shapes: Sequence[Sequence[int]], sizes: Mapping[st
     if "," in equation or not arrow:
         return False
     words = left.split()
-    spaced = len(words) > 1 and any(len(each) > 1 for each in (*words, *right.split()))
+    spaced = len(words) > 1 and any(len(word) > 1 for word in (*words, *right.split()))
     new = set(right.split()) - set(words)
     marked = set("()0123456789") & set(re.sub(r"[A-Za-z_]\w*", "", equation))
     return bool(marked or sizes or reduction or (spaced and new))
@@ -132,11 +132,11 @@ def _side(pattern: str, text: str, side: int) -> list[Group | None]:
     inside: list[str] | None = None
     place = 0
     while text[place:].strip():
-        found = _TOKEN.match(text, place)
-        if found is None:
+        match = _TOKEN.match(text, place)
+        if match is None:
             rule = f"has {text[place:].strip()[:10]!r}, which is neither a name, a number, a bracket nor an ellipsis"
             raise InvalidInput([Problem("pattern", pattern, rule, "b (h d) t -> b h t d")])
-        place, word = found.end(), found[1].replace("…", "...")
+        place, word = match.end(), match[1].replace("…", "...")
         if word in "()":
             if (word == "(") != (inside is None):
                 rule = "has a bracket that does not close, or one in another"
@@ -185,7 +185,7 @@ def _spread(
             if group is None:
                 made += [(name,) for name in names]
             else:
-                made.append(tuple(each for word in group for each in (names if word == "..." else (word,))))
+                made.append(tuple(name for word in group for name in (names if word == "..." else (word,))))
         return made
 
     return spread(left), spread(right)
@@ -341,7 +341,7 @@ def operation(function: str) -> Any:
             about = "" if first.field == "pattern" else f"{first.field} = {first.value} "
             near = None if first.nearest is None else str(first.nearest)
             raise CannotApply(f"{about}{first.rule}", near) from None
-        words = " then ".join(each.word for each in made.chain.steps) or "nothing to do"
+        words = " then ".join(step.word for step in made.chain.steps) or "nothing to do"
         copies = [step for step in made.chain.steps if not step.shares]
         if not copies:
             return made.result, "view" if made.chain.steps else "same", words

@@ -72,11 +72,11 @@ def read_tensor(text: str) -> Tensor:
     >>> read_tensor("float32[4,8]"), read_tensor("torch.bfloat16(4, 8)").nbytes
     (Tensor(dtype='fp32', shape=(4, 8)), 64)
     """
-    found = _FORM.fullmatch(text[:1000])
-    if found is None:
+    match = _FORM.fullmatch(text[:1000])
+    if match is None:
         rule = "must be a format and a shape in brackets"
         raise InvalidInput([Problem("tensor", text, rule, _nearest(text))])
-    return Tensor(known_format(found[1], "tensor"), read_shape(found[2], "tensor"))
+    return Tensor(known_format(match[1], "tensor"), read_shape(match[2], "tensor"))
 
 
 def read_shape(text: str, field: str = "shape") -> tuple[int, ...]:
@@ -87,7 +87,7 @@ def read_shape(text: str, field: str = "shape") -> tuple[int, ...]:
     """
     if not text.strip():
         return ()
-    words = [each.strip() for each in re.split(r"[,x×*]", text.strip().rstrip(","))]
+    words = [part.strip() for part in re.split(r"[,x×*]", text.strip().rstrip(","))]
     if len(words) > MOST_DIMS:
         raise InvalidInput([Problem(field, text, f"has {len(words)} dims; a tensor has at most {MOST_DIMS}")])
     sizes = [_size_of(word, text, field) for word in words]
@@ -197,13 +197,13 @@ def einsum(equation: str, shapes: Sequence[Sequence[int]], dtype: str = "fp32") 
     sizes = _sizes(equation, inputs, shapes)
     whole = _step([*inputs], output, sizes)
     steps = (whole,) if len(inputs) == 1 else tuple(_best(inputs, output, sizes))
-    at_once = _flops({each for indices in inputs for each in indices}, output, sizes, len(inputs))
+    at_once = _flops({index for indices in inputs for index in indices}, output, sizes, len(inputs))
     return Einsum(_said(inputs, output), sizes, dtype, steps, at_once, whole.shapes)
 
 
 def _said(inputs: Sequence[Indices], output: Indices) -> str:
     """An equation as text: letters unchanged, words with spaces."""
-    if all(len(each) == 1 for indices in (*inputs, output) for each in indices):
+    if all(len(index) == 1 for indices in (*inputs, output) for index in indices):
         return f"{','.join(map(''.join, inputs))}->{''.join(output)}"
     return f"{', '.join(map(' '.join, inputs))} -> {' '.join(output)}"
 
@@ -211,12 +211,12 @@ def _said(inputs: Sequence[Indices], output: Indices) -> str:
 def _read(equation: str, shapes: Sequence[Sequence[int]]) -> tuple[list[Indices], Indices | None]:
     """The indices of each operand and of the result (None without an arrow): letters, or words that spaces part."""
     left, arrow, right = equation.replace("...", " ... ").partition("->")
-    operands = [tuple(each.split()) for each in left.split(",")]
+    operands = [tuple(part.split()) for part in left.split(",")]
     result = tuple(right.split()) if arrow else None
     if not _in_words(operands, result, shapes):
         plain = [_letters(operand) for operand in operands]
         operands, result = plain, None if result is None else _letters(result)
-    every = [*(each for indices in operands for each in indices), *(result or ())]
+    every = [*(index for indices in operands for index in indices), *(result or ())]
     strange = next((each for each in every if each != "..." and not _NAME.fullmatch(each)), None)
     if strange is not None or not equation.strip() or (arrow and "->" in right):
         rule = "is letters for indices, commas between operands and -> before the result"
@@ -241,8 +241,10 @@ def _in_words(operands: Sequence[Indices], result: Indices | None, shapes: Seque
     if any("_" in each for each in long):
         return True
     counts = [len(shape) for shape in shapes]
-    fits = [len(operand) for operand in operands] == counts and [len(_letters(each)) for each in operands] != counts
-    return bool(long) and fits and not any("..." in each for each in operands)
+    fits = [len(operand) for operand in operands] == counts and [
+        len(_letters(operand)) for operand in operands
+    ] != counts
+    return bool(long) and fits and not any("..." in operand for operand in operands)
 
 
 def _spread(
@@ -313,7 +315,7 @@ def _step(inputs: Sequence[Indices], output: Indices, sizes: dict[str, int]) -> 
         equation=_said(inputs, output),
         shapes=tuple(tuple(sizes[index] for index in indices) for indices in inputs),
         shape=tuple(sizes[each] for each in output),
-        flops=_flops({each for indices in inputs for each in indices}, output, sizes, len(inputs)),
+        flops=_flops({index for indices in inputs for index in indices}, output, sizes, len(inputs)),
         read_elements=sum(_product(tensor, sizes) for tensor in inputs),
         written_elements=_product(output, sizes),
         matmul=_matmul(inputs, output, sizes),

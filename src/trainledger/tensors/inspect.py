@@ -71,16 +71,16 @@ def inspect(tensor: torch.Tensor, /, *more: torch.Tensor) -> Strided | Composite
         return _inspected(tensor)
     tensors = (tensor, *more)
     storages: dict[int, int] = {}
-    found: list[Strided] = []
+    strideds: list[Strided] = []
     for number, each in enumerate(tensors, start=1):
         one = _inspected(each)
         if isinstance(one, Composite):
             rule = f"is {one.what} and lies in several storages; inspect its parts ({_names(one)}) one by one"
             raise InvalidInput([Problem(f"tensor {number}", None, rule)])
         storage = storages.setdefault(each.untyped_storage()._cdata, len(storages))
-        found.append(_changed(one, storage=storage))
-    steps = [_step(tensors, found, at) for at in range(1, len(found))]
-    return Chain(found[0], tuple(steps))
+        strideds.append(_changed(one, storage=storage))
+    steps = [_step(tensors, strideds, at) for at in range(1, len(strideds))]
+    return Chain(strideds[0], tuple(steps))
 
 
 def _names(one: Composite) -> str:
@@ -91,17 +91,17 @@ def _changed(one: Strided, **fields: Any) -> Strided:
     return Strided(**{**vars(one), **fields})
 
 
-def _step(tensors: Sequence[torch.Tensor], found: Sequence[Strided], at: int) -> ChainStep:
+def _step(tensors: Sequence[torch.Tensor], strideds: Sequence[Strided], at: int) -> ChainStep:
     """What a tensor is to those before it: the same as the last, a view over the storage of one, or neither."""
-    word, other = f"tensor {at + 1}", found[at]
+    word, other = f"tensor {at + 1}", strideds[at]
     if tensors[at] is tensors[at - 1]:
         return ChainStep(word, other, "same", 0, "the same tensor")
-    before = next((each for each in reversed(range(at)) if found[each].storage == other.storage), None)
+    before = next((index for index in reversed(range(at)) if strideds[index].storage == other.storage), None)
     if before is not None:
         where = "over the same storage" if before == at - 1 else f"over the storage of tensor {before + 1}"
-        return ChainStep(word, other, "view", 0, f"{where}, {_overlap(found[before], other)}")
+        return ChainStep(word, other, "view", 0, f"{where}, {_overlap(strideds[before], other)}")
     made = _made_by(tensors[at])
-    kind = "copy" if found[at - 1].elements == other.elements else "result"
+    kind = "copy" if strideds[at - 1].elements == other.elements else "result"
     why = f"a storage of its own, of {other.storage_nbytes:,} bytes" + (f", written by {made}" if made else "")
     return ChainStep(word, other, kind, other.storage_nbytes, why)
 

@@ -27,7 +27,11 @@ LARGEST_TEXT = 400
 _OF_TF32 = "matmuls of fp32 operands on tensor cores; in memory they stay fp32"
 TF32 = NumberFormat("tf32", 8, 10, "ieee", _OF_TF32, "NVIDIA A100 Tensor Core GPU Architecture (2020), TensorFloat-32")
 # The floating-point formats that a number is shown in, widest first.
-SHOWN = {name: each for pair in FORMATS.items() for name, each in (pair, *([("tf32", TF32)] * (pair[0] == "fp32")))}
+SHOWN = {
+    name: number_format
+    for pair in FORMATS.items()
+    for name, number_format in (pair, *([("tf32", TF32)] * (pair[0] == "fp32")))
+}
 
 
 @frozen
@@ -166,7 +170,7 @@ _NF4 = """
 """
 NF4 = tuple(map(float, _NF4.split()))
 # Where the scales are quantized once more, they depend on those of other blocks.
-SHOWN_BLOCKS = {name: each for name, each in BLOCK_FORMATS.items() if each.scale_block is None}
+SHOWN_BLOCKS = {name: block_format for name, block_format in BLOCK_FORMATS.items() if block_format.scale_block is None}
 
 
 @frozen
@@ -261,7 +265,7 @@ def _element(block: BlockFormat, number: float) -> tuple[float, str, bool]:
     ((-3.0, '1101', False), (1.984375, '01111111', True))
     """
     if block.element == "nf4":
-        code = min(range(len(NF4)), key=lambda each: abs(NF4[each] - number))
+        code = min(range(len(NF4)), key=lambda index: abs(NF4[index] - number))
         return NF4[code], format(code, "04b"), False
     if block.element.startswith("int"):
         unit, most = _UNITS.get(block.name, 1), 2 ** (block.bits - 1) - 1

@@ -146,7 +146,7 @@ def diagonal(tensor: Strided, offset: Any = 0, dim1: Any = 0, dim2: Any = 1) -> 
     down, right = max(-shift, 0), max(shift, 0)
     count = max(min(tensor.shape[first] - down, tensor.shape[second] - right), 0)
     start = down * tensor.stride[first] + right * tensor.stride[second] if count else 0
-    rest = [each for each in range(len(tensor.shape)) if each not in (first, second)]
+    rest = [index for index in range(len(tensor.shape)) if index not in (first, second)]
     shape = (*(tensor.shape[dim] for dim in rest), count)
     stride = (*(tensor.stride[dim] for dim in rest), tensor.stride[first] + tensor.stride[second])
     return over(tensor, shape, stride, "the step of a diagonal is the sum of two strides", tensor.offset + start)
@@ -157,7 +157,7 @@ def as_strided(tensor: Strided, size: Any, stride: Any, storage_offset: Any = No
     at = tensor.offset if storage_offset is None else whole(storage_offset)
     if len(shape) != len(steps):
         raise CannotApply(f"has {len(shape)} sizes and {len(steps)} strides")
-    if any(each < 0 for each in (*shape, *steps, at)):
+    if any(step < 0 for step in (*shape, *steps, at)):
         raise CannotApply("has a size, a stride or an offset below 0, and torch's tensors have none")
     made = over(tensor, shape, steps, "sizes, strides and offset as requested", at)
     end, holds = made[0].span[1], tensor.storage_nbytes // tensor.itemsize

@@ -91,8 +91,8 @@ class Strided:
         """Whether the elements fill a piece of the storage without gap and overlap, in the order of some dims."""
         if self.elements == 0:
             return True
-        dims = [each for each in range(len(self.shape)) if self.shape[each] != 1]
-        return self._packed(sorted(dims, key=lambda each: self.stride[each]))
+        dims = [index for index in range(len(self.shape)) if self.shape[index] != 1]
+        return self._packed(sorted(dims, key=lambda dim: self.stride[dim]))
 
     @property
     def overlaps(self) -> bool:
@@ -183,7 +183,7 @@ class Strided:
         if self.overlaps:
             return "no: several indices are one element"
         if self.dense:
-            order = sorted(range(len(self.shape)), key=lambda each: -self.stride[each])
+            order = sorted(range(len(self.shape)), key=lambda index: -self.stride[index])
             return f"no: without gaps, in the order of dims {', '.join(map(str, order))}"
         return "no: between its elements lie others, or some are in it twice"
 
@@ -329,14 +329,14 @@ def _grid(tensor: Strided, places: list[int]) -> list[str]:
         if index:
             lines.append(f"[{', '.join(map(str, index))}, :, :]")
         for start in range(number * block, (number + 1) * block, columns):
-            lines.append("".join("  " + str(each).rjust(wide) for each in places[start : start + columns]))
+            lines.append("".join("  " + str(place).rjust(wide) for place in places[start : start + columns]))
     return lines
 
 
 def _folded(places: list[int]) -> list[str]:
     wide = max(len(str(place)) for place in places) + 2
     room = WIDTH // wide
-    return ["".join(str(each).rjust(wide) for each in places[at : at + room]) for at in range(0, len(places), room)]
+    return ["".join(str(place).rjust(wide) for place in places[at : at + room]) for at in range(0, len(places), room)]
 
 
 def row_major(shape: Sequence[int]) -> tuple[int, ...]:

@@ -75,7 +75,7 @@ def inferred(tensor: Strided, sizes: Sequence[int]) -> tuple[int, ...]:
     unknown = [at for at, size in enumerate(sizes) if size == -1]
     wrong = next((size for size in sizes if size < -1), None)
     if wrong is not None:
-        raise CannotApply(f"has a size of {wrong}", list_text([abs(each) for each in sizes]))
+        raise CannotApply(f"has a size of {wrong}", list_text([abs(size) for size in sizes]))
     if len(unknown) > 1:
         raise CannotApply("can infer only one size, and two are -1")
     known = reduce(mul, (size for size in sizes if size != -1), 1)
@@ -145,7 +145,7 @@ def why_no_view(tensor: Strided, shape: Sequence[int]) -> str:
     for count, step, dim in _pieces(tensor):
         run, behind = behind, behind * count
         if dim and behind not in inside:
-            before = next(each for each in reversed(range(dim)) if tensor.shape[each] != 1)
+            before = next(index for index in reversed(range(dim)) if tensor.shape[index] != 1)
             still = dim if step == 0 else before if tensor.stride[before] == 0 else None
             if still is not None:
                 return (
@@ -244,7 +244,7 @@ def mT(tensor: Strided) -> Outcome:  # noqa: N802
 def permute(tensor: Strided, *dims: Any) -> Outcome:
     order = dims_of(tensor, numbers(dims))
     if len(order) != len(tensor.shape):
-        missing = [each for each in range(len(tensor.shape)) if each not in order]
+        missing = [index for index in range(len(tensor.shape)) if index not in order]
         rule = f"names {len(order)} dims, and {tensor.title} has {len(tensor.shape)}"
         raise CannotApply(rule, list_text([*order, *missing][: len(tensor.shape)]))
     return _picked(tensor, order, "dims reordered; the elements stay in place")
@@ -259,14 +259,14 @@ def movedim(tensor: Strided, source: Any, destination: Any) -> Outcome:
     order: list[int | None] = [None] * len(tensor.shape)
     for dim, place in zip(sources, targets, strict=True):
         order[place] = dim
-    rest = iter([each for each in range(len(order)) if each not in sources])
+    rest = iter([index for index in range(len(order)) if index not in sources])
     moved = [next(rest) if each is None else each for each in order]
     return _picked(tensor, moved, "dims reordered; the elements stay in place")
 
 
 def squeeze(tensor: Strided, *dims: Any) -> Outcome:
     gone = set(dims_of(tensor, numbers(dims))) if dims else set(range(len(tensor.shape)))
-    order = [each for each in range(len(tensor.shape)) if each not in gone or tensor.shape[each] != 1]
+    order = [index for index in range(len(tensor.shape)) if index not in gone or tensor.shape[index] != 1]
     left = len(tensor.shape) - len(order)
     return _picked(tensor, order, f"removes {left} dims of size 1" if left != 1 else "removes a dim of size 1")
 
@@ -299,7 +299,7 @@ def expand(tensor: Strided, *sizes: Any) -> Outcome:
             stride[at] = tensor.stride[dim]
         elif shape[at] == old and have:
             stride[at] = shape[at + 1] * stride[at + 1]
-    still = [each for each in range(len(shape)) if shape[each] > 1 and stride[each] == 0]
+    still = [index for index in range(len(shape)) if shape[index] > 1 and stride[index] == 0]
     which = f"dim {still[0]} has" if len(still) == 1 else f"dims {', '.join(map(str, still))} have"
     said = f"{which} stride 0: each index is the same element" if still else "nothing repeats"
     return over(tensor, shape, stride, said)

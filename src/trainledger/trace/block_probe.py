@@ -127,7 +127,7 @@ class _Around(TorchDispatchMode):  # type: ignore[no-untyped-call]
             del self._guards[key]
             self.entries.append(Entry("free", "", "forward", "", shape=(nbytes,)))
 
-        for storage in (each.untyped_storage() for each in tensors_in(out)):
+        for storage in (tensor.untyped_storage() for tensor in tensors_in(out)):
             key = storage._cdata
             if key not in self._guards:
                 self._guards[key] = ref(storage, partial(gone, key, storage.nbytes()))
@@ -141,7 +141,7 @@ class _Call:
         self._stack, self._kind, self._gone = stack, kind, gone
         self._is_last = block is stack.blocks[-1]
         self.path = f"{stack.path}.0" if stack.path else "0"
-        self._modules = [(name, each, _plain(each)) for name, each in block.named_modules()]
+        self._modules = [(name, module, _plain(module)) for name, module in block.named_modules()]
 
     def instead_of(self, forward: Callable[..., Any]) -> _Call:
         """Replace a block's forward, with its signature."""
@@ -174,8 +174,8 @@ class _Call:
             around.inside = None
             around.entries.append(Entry("call", self.path, "forward", "", source=str(probe.number((call, tuple(ran))))))
         around.watch(out)
-        around.last = {id(each): f"took {name}" for name, each in given}
-        around.last |= {id(each): f"gave {name}" for name, each in _named(out, "")}
+        around.last = {id(tensor): f"took {name}" for name, tensor in given}
+        around.last |= {id(tensor): f"gave {name}" for name, tensor in _named(out, "")}
         around.known = {id(each): f"took {at}" for at, each in enumerate(around.objects)}
         around.alive = [args, kwargs, out]
         return out
@@ -209,7 +209,7 @@ class _StandIn(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, call: _Call, made: Callable[[], Tensor], anchor: Tensor, *given: Tensor) -> Tensor:
         ctx.call = call
-        ctx.gradients = [_maker(each) if each.requires_grad else None for each in given]
+        ctx.gradients = [_maker(tensor) if tensor.requires_grad else None for tensor in given]
         # Not what was given, which code may change in place; checkpointing recomputes for what was saved
         ctx.save_for_backward(made())
         return made()
@@ -221,7 +221,7 @@ class _StandIn(torch.autograd.Function):
         around.entries.append(Entry("backward", ctx.call.path, "forward", ""))
         around.inside = []
         try:
-            gradients = [each and each() for each in ctx.gradients]
+            gradients = [gradient and gradient() for gradient in ctx.gradients]
         finally:
             around.inside = None
         around.watch(gradients)
@@ -281,13 +281,13 @@ def _code(function: Any) -> Any:
     if isinstance(function, partial):
         return (_code(function.func), repr(function.args), repr(function.keywords))
     cells = (each.cell_contents for each in getattr(function, "__closure__", None) or ())
-    named = (each if isinstance(each, _PLAIN) else repr(each) for each in cells if isinstance(each, (*_PLAIN, list)))
+    named = (cell if isinstance(cell, _PLAIN) else repr(cell) for cell in cells if isinstance(cell, (*_PLAIN, list)))
     return (getattr(function, "__code__", None), *named)
 
 
 def _answer_of(out: Any, given: Sequence[tuple[str, Tensor]]) -> _Answer | None:
     """What makes a result like this one of a call's tensors; None where a part of it cannot be made again."""
-    names = {id(each): name for name, each in given}
+    names = {id(tensor): name for name, tensor in given}
 
     def form(value: Any) -> _Answer:
         kind = type(value)  # what an answer refers to must not keep the result itself
@@ -303,7 +303,7 @@ def _answer_of(out: Any, given: Sequence[tuple[str, Tensor]]) -> _Answer | None:
             items = {key: form(each) for key, each in value.items()}
             return lambda call, tensors: {key: part(call, tensors) for key, part in items.items()}
         if is_dataclass(value) and isinstance(value, Mapping) and not isinstance(value, type):
-            made = {each.name: form(getattr(value, each.name)) for each in fields(value)}
+            made = {field.name: form(getattr(value, field.name)) for field in fields(value)}
             return lambda call, tensors: kind(**{name: part(call, tensors) for name, part in made.items()})
         if value is None or isinstance(value, (bool, int, float, str)):
             return lambda call, tensors: value

@@ -204,14 +204,14 @@ def captured(model: nn.Module, recorder: Recorder, mode: FakeTensorMode | None) 
     torch._dynamo.reset()
     breaks = len(internal("breaks"))
     with ExitStack() as stack:
-        for _, each in compiled_parts(model):
+        for _, module in compiled_parts(model):
             # Of torch.compile: a module around the one that is compiled
-            if each._compiled_call_impl is None:
-                stack.enter_context(replaced(each, "forward", _without_hooks))
+            if module._compiled_call_impl is None:
+                stack.enter_context(replaced(module, "forward", _without_hooks))
             else:
-                stack.enter_context(replaced(each, "_compiled_call_impl", _without_hooks))
-                entered = around(partial(_entered, recorder, each))
-                stack.enter_context(replaced(each, "_compiled_call_impl", entered))
+                stack.enter_context(replaced(module, "_compiled_call_impl", _without_hooks))
+                entered = around(partial(_entered, recorder, module))
+                stack.enter_context(replaced(module, "_compiled_call_impl", entered))
         stack.enter_context(replaced(internal("frames"), "__call__", around(compile_frame)))
         stack.enter_context(modes_unseen())
         stack.enter_context(no_word_of_hooks())

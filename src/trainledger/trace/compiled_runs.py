@@ -74,13 +74,13 @@ def work_of_kernel(
     it, and what the compiler makes of one reduction counts as that reduction, as it does where it is not compiled. What
     is read more than once counts once, and what the kernel itself has written does not count as read.
     """
-    loops = [each for node in nodes for each in node.get_nodes()]
-    origins: list[Any] = list(dict.fromkeys(each for loop in loops for each in loop.node.get_origins()))
+    loops = [get_node for node in nodes for get_node in node.get_nodes()]
+    origins: list[Any] = list(dict.fromkeys(get_origin for loop in loops for get_origin in loop.node.get_origins()))
     computing = [origin for origin in origins if origin.op == "call_function"]
     owner, line = _place_of(computing)
-    made = {each.name for loop in loops for each in loop.read_writes.writes}
+    made = {write.name for loop in loops for write in loop.read_writes.writes}
     read = {each for loop in loops for each in loop.read_writes.reads if each.name not in made}
-    written = {each for loop in loops for each in loop.read_writes.writes}
+    written = {write for loop in loops for write in loop.read_writes.writes}
     real = loops[0].scheduler.mutation_real_name if loops else {}  # of what is written over
     flops = _flops_of(computing)
     share = _recomputed_share(computing) if in_backward else 0.0
@@ -157,7 +157,7 @@ def _of_forward(node: Any) -> bool:
 
 def _place_of(nodes: list[Any]) -> tuple[int | None, str]:
     """The module and the line of the last of these operations, in the order of the graph, that has a line."""
-    for each in sorted(nodes, key=lambda each: getattr(each, "_sort_key", ()), reverse=True):
+    for each in sorted(nodes, key=lambda node: getattr(node, "_sort_key", ()), reverse=True):
         line = _line(each.meta.get("stack_trace") or "")
         stack = each.meta.get("nn_module_stack") or each.meta.get("fwd_nn_module_stack")
         if line or stack:
@@ -169,8 +169,8 @@ def _owner(stack: dict[str, Any] | None) -> int | None:
     # Dynamo's nn_module_stack has the modules' id as keys, with how often the module ran before.
     if not stack:
         return 0
-    found = re.match(r"\d+", next(reversed(stack)))
-    return None if found is None else int(found[0])
+    match = re.match(r"\d+", next(reversed(stack)))
+    return None if match is None else int(match[0])
 
 
 def _line(stack_trace: str) -> str:
@@ -189,9 +189,9 @@ class Owners:
     """The modules and the parameters of a model by what a compiler sees of them."""
 
     def __init__(self, model: nn.Module) -> None:
-        self._modules = {id(each): plain_name(name) for name, each in model.named_modules()}
+        self._modules = {id(module): plain_name(name) for name, module in model.named_modules()}
         named = [*model.named_parameters(), *model.named_buffers()]
-        self._tensors = {each.untyped_storage()._cdata: plain_name(name) for name, each in named}
+        self._tensors = {tensor.untyped_storage()._cdata: plain_name(name) for name, tensor in named}
         self._of_node: dict[int, Moved] = {}
 
     def path(self, module: int | None) -> str:
@@ -201,7 +201,10 @@ class Owners:
     def names(self, arguments: Iterable[Any]) -> list[str]:
         """The parameters among the arguments of a graph by position, "" for what is none."""
         names = self._tensors
-        return [names.get(each.untyped_storage()._cdata, "") if isinstance(each, Tensor) else "" for each in arguments]
+        return [
+            names.get(argument.untyped_storage()._cdata, "") if isinstance(argument, Tensor) else ""
+            for argument in arguments
+        ]
 
     def moved(self, first: Sequence[str], now: Sequence[str]) -> Moved:
         """Which modules replace those of the first run of a forward; remembered for the backward of this one."""
@@ -306,7 +309,7 @@ class Runs:
         recorder.phases.notice(recorder.events)
         dtypes = [dtype_name(argument.dtype) for argument in arguments if isinstance(argument, Tensor)]
         made = self._claim(len(recorder.events))
-        known = [recorder.storages.of(each) for each in arguments if isinstance(each, Tensor)]
+        known = [recorder.storages.of(argument) for argument in arguments if isinstance(argument, Tensor)]
         basis = recorder.sizes.of_records(known, made)
         phase = recorder.phases.of_operation(made)
         recomputed = work.flops_recomputed if phase == "backward" and not work.recomputed else 0
@@ -396,5 +399,7 @@ class Runs:
 
 def _touched(elements: tuple[int, ...], arguments: Args) -> int:
     """Bytes of so many elements of each argument; what several loops of a kernel need counts once."""
-    pairs = [(count, each) for count, each in zip(elements, arguments, strict=False) if isinstance(each, Tensor)]
-    return sum(min(count, each.numel()) * each.element_size() for count, each in pairs)
+    pairs = [
+        (count, argument) for count, argument in zip(elements, arguments, strict=False) if isinstance(argument, Tensor)
+    ]
+    return sum(min(count, tensor.numel()) * tensor.element_size() for count, tensor in pairs)

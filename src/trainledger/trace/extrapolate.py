@@ -21,7 +21,9 @@ Stars = Callable[[str], str]  # a module's path, with a star for the number of i
 
 _GROWING = ("flops", "model_flops", "read", "written", "kept", "scratch", "payload")
 _AMOUNTS = ("allocated", "freed")
-_SAME = tuple(each.name for each in fields(Entry) if each.name not in (*_GROWING, *_AMOUNTS, "shape", "loop", "path"))
+_SAME = tuple(
+    field.name for field in fields(Entry) if field.name not in (*_GROWING, *_AMOUNTS, "shape", "loop", "path")
+)
 BASES = (1, 3)  # rounds of the shortest model
 MORE = 3  # rounds that the model has more which must come out as the rule says
 REPEATING = (
@@ -63,7 +65,7 @@ class Extrapolation:
         made = self._head(counts)
         if _head_of(made) != _head_of(ledger) or len(ledger) != self._length(counts):
             return False
-        mine = (_key(each, each.path) for each in self.unrolled(counts))
+        mine = (_key(entry, entry.path) for entry in self.unrolled(counts))
         return all(one == other for one, other in zip(mine, _keys(ledger.entries, self.stars), strict=True))
 
     def unrolled(self, counts: Counts) -> Iterator[Entry]:
@@ -107,7 +109,7 @@ class Extrapolation:
         """Entries of the base and insertions between them."""
         places: list[tuple[int, Insertion | None]] = []
         first = 0
-        for each in sorted(self.insertions, key=lambda each: each.at):
+        for each in sorted(self.insertions, key=lambda insertion: insertion.at):
             places += [(at, None) for at in range(first, each.at)]
             places.append((each.at, each))
             first = each.at
@@ -127,7 +129,7 @@ class Extrapolation:
             return entry
         facts: Kwargs = {name: self._number(name, entry, others, counts) for name in _GROWING}
         facts |= {name: self._amounts(name, entry, others, counts) for name in _AMOUNTS}
-        sizes = zip(entry.shape, *(each.shape for each in others), strict=True)
+        sizes = zip(entry.shape, *(other.shape for other in others), strict=True)
         return replace(entry, **facts, shape=tuple(self._grown(size, more, counts) for size, *more in sizes))
 
     def _grown(self, base: int, others: Sequence[int], counts: Counts) -> int:
@@ -135,10 +137,10 @@ class Extrapolation:
         return base + sum((other - base) * (count - before) for other, count, before in pairs)
 
     def _number(self, name: str, base: object, others: Sequence[object], counts: Counts) -> int:
-        return self._grown(getattr(base, name), [getattr(each, name) for each in others], counts)
+        return self._grown(getattr(base, name), [getattr(other, name) for other in others], counts)
 
     def _amounts(self, name: str, base: object, others: Sequence[object], counts: Counts) -> Amounts:
-        mine, *theirs = [dict(getattr(each, name)) for each in (base, *others)]
+        mine, *theirs = [dict(getattr(other, name)) for other in (base, *others)]
         names = dict.fromkeys(name for each in (mine, *theirs) for name in each)
         grown = {
             name: self._grown(mine.get(name, 0), [their.get(name, 0) for their in theirs], counts) for name in names
@@ -218,7 +220,7 @@ class _Sequence:
     def __init__(self, ledger: Ledger, stars: Stars) -> None:
         keys = list(_keys(ledger.entries, stars))
         self.whole = [hash(key) for key in keys]
-        self.kind = [hash(each[0]) for each in keys]
+        self.kind = [hash(key[0]) for key in keys]
 
     def __len__(self) -> int:
         return len(self.kind)

@@ -98,8 +98,8 @@ def described(value: Any) -> str:
     if not parts:
         return "None" if value is None else type(value).__name__
     named = [
-        f"({part}) {described(each) if each is None or isinstance(each, Tensor) else type(each).__name__}"
-        for part, each in parts
+        f"({part}) {described(tensor) if tensor is None or isinstance(tensor, Tensor) else type(tensor).__name__}"
+        for part, tensor in parts
     ]
     more = ["..."] if len(named) > _LONGEST else []
     return f"a {type(value).__name__} of {', '.join([*named[:_LONGEST], *more])}"
@@ -112,7 +112,7 @@ def parts_of(output: Any) -> Iterator[tuple[str, Any]]:
     elif isinstance(output, (tuple, list)):
         yield from ((f".{place}", each) for place, each in enumerate(output))
     elif hasattr(output, "__dict__") and not isinstance(output, (type, Tensor)):
-        yield from ((f".{name}", each) for name, each in vars(output).items() if not name.startswith("_"))
+        yield from ((f".{name}", var) for name, var in vars(output).items() if not name.startswith("_"))
 
 
 def loss_named(loss: str | Loss | None, label: Any, *, of: str = "--") -> Loss | None:
@@ -181,7 +181,7 @@ _LATER = "Adagrad RMSprop Adadelta Adafactor NAdam RAdam Adamax ASGD Rprop LBFGS
 OPTIMIZERS: dict[str, tuple[str, dict[str, Any]]] = {
     **{each.lower(): (each, {}) for each in ("AdamW", "Adam", "SGD")},
     "momentum": ("SGD", {"momentum": 0.9}),
-    **{each.lower(): (each, {}) for each in _LATER.split()},
+    **{part.lower(): (part, {}) for part in _LATER.split()},
 }
 WAYS = {"fused": {"fused": True}, "foreach": {"foreach": True}, "loop": {"foreach": False}}
 aten = torch.ops.aten
@@ -196,7 +196,12 @@ def check_optimizer(name: str) -> tuple[str, dict[str, Any]]:
     """The class of an optimizer and its options by its name; raises InvalidInput where it is none."""
     kind, _, way = name.partition("-")
     if kind not in OPTIMIZERS or (way and way not in WAYS):
-        known = ["forward", "backward", *OPTIMIZERS, *(f"{each}-{how}" for each in OPTIMIZERS for how in WAYS)]
+        known = [
+            "forward",
+            "backward",
+            *OPTIMIZERS,
+            *(f"{optimizer}-{how}" for optimizer in OPTIMIZERS for how in WAYS),
+        ]
         rule = f"must be forward, backward or an optimizer ({', '.join(OPTIMIZERS)}), with -fused, -foreach or -loop"
         raise InvalidInput([Problem("--step", name, rule, nearest_text(name, known))])
     class_name, options = OPTIMIZERS[kind]

@@ -59,7 +59,7 @@ def traced_once(
             else:
                 with restored(model, ()):
                     ledger = run(traced)
-            notes = [_note(each) for each in found.stacks]
+            notes = [_note(stack) for stack in found.stacks]
             if several:
                 multiplied = None if ledger.partial or ledger.notes else with_rounds(ledger, rounds)
                 if multiplied is None:
@@ -125,10 +125,10 @@ class _Shortened:
 
     def _placed(self, counts: Counts, path: str) -> str:
         """A path of the model with so many rounds as it is in the whole one."""
-        for each, count in zip(self._stacks, counts, strict=True):
-            parts = _below(each, path)
+        for stack, count in zip(self._stacks, counts, strict=True):
+            parts = _below(stack, path)
             if parts is not None and parts[0].isdigit():
-                return _joined(each, str(each.place(int(parts[0]), count, each.count)), parts)
+                return _joined(stack, str(stack.place(int(parts[0]), count, stack.count)), parts)
         return path
 
 

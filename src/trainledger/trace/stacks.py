@@ -42,7 +42,7 @@ class Equivalence:
         self.by_place: set[Setting] = set()
         self.hidden = False
         self._settings = settings_of
-        self._uses = Counter(id(each) for module in model.modules() for each in _tensors_of(module))
+        self._uses = Counter(id(tensor) for module in model.modules() for tensor in _tensors_of(module))
         self._own_uses: dict[int, Counter[int]] = {}
 
     def blocks(self, one: nn.Module, other: nn.Module, apart: int) -> bool:
@@ -79,8 +79,8 @@ class _Pair:
         self.one, self.other = one, other
         self._alike = alike
         self._apart = apart
-        self._names = {id(each): name for name, each in one.named_modules()}
-        self._other_names = {id(each): name for name, each in other.named_modules()}
+        self._names = {id(module): name for name, module in one.named_modules()}
+        self._other_names = {id(module): name for name, module in other.named_modules()}
         self._seen: set[tuple[int, int]] = set()
         self._within: Setting | None = None
 
@@ -188,7 +188,9 @@ class _Pair:
 
 
 def _tensors_of(module: nn.Module) -> list[Tensor]:
-    return [each for each in (*module._parameters.values(), *module._buffers.values()) if each is not None]
+    return [
+        parameter for parameter in (*module._parameters.values(), *module._buffers.values()) if parameter is not None
+    ]
 
 
 def _facts(tensor: Tensor) -> tuple[Any, ...]:
@@ -324,16 +326,16 @@ def shortened(
         for stack, count in zip(stacks, rounds, strict=True):
             items = list(stack.container._modules.items())
             kept = stack.kept(count)
-            numbered = [name for name, _ in items] == [str(each) for each in range(len(items))]
+            numbered = [name for name, _ in items] == [str(item) for item in range(len(items))]
             stack.container.__dict__["_modules"] = {
                 str(new) if numbered else items[old][0]: items[old][1] for new, old in enumerate(kept)
             }
             removed |= {id(block) for place, (_, block) in enumerate(items) if place not in set(kept)}
             removed -= {id(block) for block in stack.container._modules.values()}
-        gone = before - {id(each) for each in model.parameters()}
+        gone = before - {id(parameter) for parameter in model.parameters()}
         for optimizer in optimizers:
             optimizer.param_groups = [each for each in (_left(group, gone) for group in optimizer.param_groups) if each]
-            left = {each: dict(values) for each, values in optimizer.state.items() if id(each) not in gone}
+            left = {tensor: dict(values) for tensor, values in optimizer.state.items() if id(tensor) not in gone}
             optimizer.state = defaultdict(dict, left)
         yield frozenset(removed)
 

@@ -194,7 +194,7 @@ def _record(
     with quiet_fake_errors(), mode, on_fake(model, optimizers, mode), kernels_of(kernels):
         inputs = _Inputs(*fake_batch((given.batch, given.label), mode))
         fakes = tensors_in([inputs.batch, inputs.label])
-        stateful = [parameter for each in optimizers for parameter, state in each.state.items() if state]
+        stateful = [parameter for optimizer in optimizers for parameter, state in optimizer.state.items() if state]
 
         def cleared() -> None:
             model.zero_grad(set_to_none=True)
@@ -231,7 +231,7 @@ def _record(
                 recorder.storages.never_there(gradients.unused_states())
                 unused = gradients.note()
             recorder.notes += filter(None, (stateless, *assumed.notes(), *counts.notes(), unused))
-            tokens = next((each.numel() for each in fakes if not each.is_floating_point()), 0)
+            tokens = next((tensor.numel() for tensor in fakes if not tensor.is_floating_point()), 0)
             ledger = recorder.ledger(tokens=tokens, writer="trace", tensors=tensors)
             ledger = replace(ledger, micro_batches=1) if find_phases else ledger
             model.zero_grad(set_to_none=True)
@@ -292,7 +292,7 @@ def phases_of(optimizers: Sequence[torch.optim.Optimizer], recorder: Recorder) -
         entered.append(recorder.phase("optimizer"))
         entered[-1].__enter__()
         evaluations[0] = 0
-        return (args[0], *map(outside, args[1:])), {name: outside(each) for name, each in kwargs.items()}
+        return (args[0], *map(outside, args[1:])), {name: outside(value) for name, value in kwargs.items()}
 
     def outside(given: Any) -> Any:
         # A closure that an optimizer calls is not part of its own work.

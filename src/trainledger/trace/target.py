@@ -92,12 +92,12 @@ def input_of(text: str, field: str = "--input") -> tuple[str, Tensor]:
     >>> input_of("labels=int64[8,2048]")[1].shape, input_of("bf16[4]")[0]
     (torch.Size([8, 2048]), '')
     """
-    found = _FORM.fullmatch(text.strip())
-    if found is None:
+    match = _FORM.fullmatch(text.strip())
+    if match is None:
         rule = "must be a format and a shape in brackets, with or without a name in front"
         raise InvalidInput([Problem(field, text, rule, "int64[8,2048] or labels=int64[8,2048]")])
-    name, dtype, sizes = found.groups()
-    words = [each for each in sizes.split(",") if each.strip()]
+    name, dtype, sizes = match.groups()
+    words = [part for part in sizes.split(",") if part.strip()]
     if len(words) > MOST_DIMS:
         raise InvalidInput([Problem(field, text, f"has {len(words):,} dims, and torch computes with {MOST_DIMS}")])
     shape = [_size(word, text, field) for word in words]
@@ -164,7 +164,7 @@ def _as_module(path: str, name: str) -> str | None:
     if not path.endswith(".py"):
         return None
     module = path.removesuffix(".py").removeprefix("./").replace("/", ".")
-    return f"{module}:{name or 'build'}" if all(each.isidentifier() for each in module.split(".")) else None
+    return f"{module}:{name or 'build'}" if all(part.isidentifier() for part in module.split(".")) else None
 
 
 def load_target(text: str, field: str = "target") -> object:

@@ -45,13 +45,14 @@ def listing(calculators: Calculators = CALCULATORS) -> list[dict[str, Any]]:
     """The calculators with their fields, presets and slider stops: all that a page needs to draw its forms."""
     return [
         {
-            "name": each.name, "title": each.title, "question": each.question, "needs": list(each.needs),
-            "patient": each.patient, "presets": {title: dict(query) for title, query in each.presets.items()},
-            "fields": [_field_data(field) for field in each.fields], "lesson": each.name in LESSON,
-            "exercises": each.name in kinds_of_exercises(),
-            "others": paths_of_run(each.fields) if each.any_of_run else [],
+            "name": calculator.name, "title": calculator.title, "question": calculator.question,
+            "needs": list(calculator.needs), "patient": calculator.patient,
+            "presets": {title: dict(query) for title, query in calculator.presets.items()},
+            "fields": [_field_data(field) for field in calculator.fields], "lesson": calculator.name in LESSON,
+            "exercises": calculator.name in kinds_of_exercises(),
+            "others": paths_of_run(calculator.fields) if calculator.any_of_run else [],
         }
-        for each in calculators.values()
+        for calculator in calculators.values()
     ]  # fmt: skip
 
 
@@ -101,9 +102,9 @@ def answer(
             "query": dict(query.given),
             "verdict": reply.verdict,
             "tone": reply.tone,
-            "headlines": [_headline_data(each) for each in reply.headlines],
+            "headlines": [_headline_data(headline) for headline in reply.headlines],
             "data": dict(reply.document.data()),
-            "figures": {each.chart.title: svg(each.chart) for each in reply.drawings},
+            "figures": {drawing.chart.title: svg(drawing.chart) for drawing in reply.drawings},
             "notes": list(reply.notes),
             "paste": _paste(reply),
         }
@@ -128,20 +129,20 @@ def view(
     _, query, reply = ask(name, given, progress, calculators)
     return {
         "verdict": reply.verdict, "tone": reply.tone, "notes": list(reply.notes), "paste": _paste(reply),
-        "headlines": [_headline_data(each) for each in reply.headlines],
-        "sections": [_section_data(each) for each in _sections(reply)],
+        "headlines": [_headline_data(headline) for headline in reply.headlines],
+        "sections": [_section_data(section) for section in _sections(reply)],
         "drawings": [
             {
-                "title": each.chart.title, "table": table_html(each.table), "key": list(each.chart.key),
-                "svg": svg(each.chart, width, low=width <= _TELEPHONE, held=ends, pinned=pins)
+                "title": drawing.chart.title, "table": table_html(drawing.table), "key": list(drawing.chart.key),
+                "svg": svg(drawing.chart, width, low=width <= _TELEPHONE, held=ends, pinned=pins)
                 if at == 0
-                else svg(each.chart, width),
+                else svg(drawing.chart, width),
             }
-            for at, each in enumerate(reply.drawings)
+            for at, drawing in enumerate(reply.drawings)
         ],
         "fields": {name: _value_data(field, query, reply) for name, field in query.fields.items()},
         "choices": {name: [list(each) for each in found] for name, found in (reply.choices or {}).items()},
-        "remedies": None if reply.remedies is None else [_remedy_data(each) for each in reply.remedies],
+        "remedies": None if reply.remedies is None else [_remedy_data(remedy) for remedy in reply.remedies],
         "again_seconds": reply.again_seconds,
     }  # fmt: skip
 
@@ -190,7 +191,7 @@ def _exercise(calculators: Calculators, name: str, seed: int) -> Drawn:
     calculator = _calculator(calculators, name)
     if name not in kinds_of_exercises():
         raise InvalidInput([Problem("calculator", name, "has no exercises", next(iter(kinds_of_exercises())))])
-    return drawn(name, {each.name for each in calculator.fields}, seed)
+    return drawn(name, {field.name for field in calculator.fields}, seed)
 
 
 @frozen
@@ -289,19 +290,19 @@ def _headline_data(each: Headline) -> dict[str, Any]:
 
 def _sections(reply: Reply) -> list[Section]:
     """The document without what the verdict and the notes say already; those without a title joined to one."""
-    said = {each.lower().removesuffix(".") for each in (reply.verdict, *reply.notes)}
-    found: list[Section] = []
+    said = {note.lower().removesuffix(".") for note in (reply.verdict, *reply.notes)}
+    sections: list[Section] = []
     for section in reply.document.sections:
         parts = tuple(
-            each
-            for each in section.parts
-            if not (isinstance(each, Text) and {line.lower().removesuffix(".") for line in each.lines} <= said)
+            part
+            for part in section.parts
+            if not (isinstance(part, Text) and {line.lower().removesuffix(".") for line in part.lines} <= said)
         )
-        if not section.title and found and not found[-1].title:
-            found[-1] = Section("", (*found[-1].parts, *parts))
+        if not section.title and sections and not sections[-1].title:
+            sections[-1] = Section("", (*sections[-1].parts, *parts))
         elif parts:
-            found.append(Section(section.title, parts))
-    return found
+            sections.append(Section(section.title, parts))
+    return sections
 
 
 def _section_data(each: Section) -> dict[str, str]:

@@ -51,13 +51,13 @@ class Site:
 
     def document(self) -> Document:
         """The sizes by part."""
-        files, nbytes, sent = (sum(column) for column in zip(*(each[1:] for each in self.parts), strict=True))
+        files, nbytes, sent = (sum(column) for column in zip(*(part[1:] for part in self.parts), strict=True))
         total = ("all", files, nbytes, sent)
         heads, units = ("part", "files", "size", "sent with gzip"), ("", "integer", "nbytes", "nbytes")
         table = Table("parts", heads, (*self.parts, total), units=units)
         slower = "Python starts a second or two later than it could: its sources are compiled where node is installed."
         notes = () if self.compiled else (Text((slower,)),)
-        parts = [dict(zip(("part", "files", "nbytes", "gzip_nbytes"), each, strict=True)) for each in self.parts]
+        parts = [dict(zip(("part", "files", "nbytes", "gzip_nbytes"), part, strict=True)) for part in self.parts]
         data = {
             "folder": os.fspath(self.folder),
             "parts": parts,
@@ -79,15 +79,15 @@ def export(folder: Path, pyodide: Path | None = None, wheels: Sequence[Path] = (
     _clear(folder)
     sources = _sources()
     compiled = _compiled(sources, core)
-    packages = {each.name.partition("-")[0] for each in wheels}
-    shown = {name: each for name, each in CALCULATORS.items() if packages.issuperset(each.needs)}
+    packages = {wheel.name.partition("-")[0] for wheel in wheels}
+    shown = {name: calculator for name, calculator in CALCULATORS.items() if packages.issuperset(calculator.needs)}
     parts = {
-        "page": dict(_page([each.name for each in wheels], shown)),
+        "page": dict(_page([wheel.name for wheel in wheels], shown)),
         "examples": {f"presets/{name}.json": _examples(name) for name in shown},
         "calculators": {"python.zip": compiled or sources},
         "Pyodide": {f"pyodide/{name}": (core / name).read_bytes() for name in _CORE}
         | {f"pyodide/{_LOCK}": _lock(core)},
-        "wheels": {f"pyodide/{each.name}": each.read_bytes() for each in wheels},
+        "wheels": {f"pyodide/{wheel.name}": wheel.read_bytes() for wheel in wheels},
     }
     everything = {name: content for part in parts.values() for name, content in part.items()}
     parts["page"]["service.js"] = _service(everything) + parts["page"]["service.js"]
@@ -102,7 +102,7 @@ def export(folder: Path, pyodide: Path | None = None, wheels: Sequence[Path] = (
 
 
 def _sizes(name: str, contents: list[bytes]) -> tuple[str, int, int, int]:
-    sent = sum(min(len(each), len(zlib.compress(each))) for each in contents)
+    sent = sum(min(len(content), len(zlib.compress(content))) for content in contents)
     return name, len(contents), sum(map(len, contents)), sent
 
 
@@ -117,24 +117,25 @@ def _service(files: Mapping[str, bytes]) -> bytes:
 def _examples(name: str) -> bytes:
     """The views of a calculator's examples, which the page shows until its Python is awake."""
     calculator = CALCULATORS[name]
-    defaults = {each.name: each.default for each in calculator.fields}
+    defaults = {field.name: field.default for field in calculator.fields}
     queries = [{}] if calculator.patient else [{}, *map(dict, calculator.presets.values())]
-    given = [sorted([key, text] for key, text in each.items() if text != defaults.get(key, "")) for each in queries]
+    given = [sorted([key, text] for key, text in query.items() if text != defaults.get(key, "")) for query in queries]
     keys = [json.dumps(each, separators=(",", ":"), ensure_ascii=False) for each in given]
     return json.dumps({key: answers.view(name, dict(each)) for key, each in zip(keys, given, strict=True)}).encode()
 
 
 def _page(wheels: list[str], shown: Mapping[str, Calculator]) -> Iterator[tuple[str, bytes]]:
-    for each in sorted(Path(__file__).with_name("page").iterdir()):
-        if each.name == "index.html":
-            text = each.read_text(encoding="utf-8")
+    for path in sorted(Path(__file__).with_name("page").iterdir()):
+        if path.name == "index.html":
+            text = path.read_text(encoding="utf-8")
             policy = f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">'
-            yield each.name, text.replace(_CHARSET, f"{_CHARSET}\n{policy}").encode()
-        elif each.is_file():
-            yield each.name, each.read_bytes()
+            yield path.name, text.replace(_CHARSET, f"{_CHARSET}\n{policy}").encode()
+        elif path.is_file():
+            yield path.name, path.read_bytes()
     without = [
-        f"{each.title} needs {', '.join(each.needs)}, which this page does not have: ask trainledger {name}."
-        for name, each in CALCULATORS.items()
+        f"{calculator.title} needs {', '.join(calculator.needs)}, which this page does not have: "
+        f"ask trainledger {name}."
+        for name, calculator in CALCULATORS.items()
         if name not in shown
     ]
     config = {"worker": True, "version": __version__, "wheels": wheels, "without": without}
@@ -172,15 +173,15 @@ def _source_files() -> Iterator[tuple[str, Path]]:
     writer = find_spec("tomli_w")
     assert writer is not None, "is a dependency"
     assert writer.origin is not None, "is a package of files"
-    for each in sorted(Path(writer.origin).parent.glob("*.py")):
-        yield f"tomli_w/{each.name}", each
+    for path in sorted(Path(writer.origin).parent.glob("*.py")):
+        yield f"tomli_w/{path.name}", path
     for room in ROOMS:
         place = root / room
-        for each in sorted(place.rglob("*")) if place.is_dir() else [place.with_suffix(".py")]:
-            within = each.relative_to(root)
+        for path in sorted(place.rglob("*")) if place.is_dir() else [place.with_suffix(".py")]:
+            within = path.relative_to(root)
             served = within.parts[0] == "web" and (within.parts[1] == "page" or within.stem in _NOT_ASKED)
-            if each.is_file() and "__pycache__" not in within.parts and not served:
-                yield f"trainledger/{within.as_posix()}", each
+            if path.is_file() and "__pycache__" not in within.parts and not served:
+                yield f"trainledger/{within.as_posix()}", path
 
 
 def _core_of(given: Path | None) -> Path:
@@ -199,7 +200,7 @@ def _lock(core: Path) -> bytes:
     """The lock file without packages: a page loads nothing from elsewhere."""
     try:
         found: dict[str, Any] = json.loads((core / _LOCK).read_text(encoding="utf-8"))
-        version = tuple(int(each) for each in found["info"]["python"].split(".")[:2])
+        version = tuple(int(part) for part in found["info"]["python"].split(".")[:2])
     except (ValueError, KeyError, TypeError, AttributeError):
         raise InvalidInput(
             [Problem("--pyodide", os.fspath(core), f"has a {_LOCK} that is none of Pyodide's")]
@@ -212,9 +213,11 @@ def _lock(core: Path) -> bytes:
 
 def _check_wheels(wheels: Sequence[Path]) -> None:
     problems = [
-        Problem("--wheel", os.fspath(each), "must be a wheel of Pyodide (wasm32) or of pure Python")
-        for each in wheels
-        if not each.is_file() or not each.name.endswith(("wasm32.whl", "none-any.whl")) or not zipfile.is_zipfile(each)
+        Problem("--wheel", os.fspath(wheel), "must be a wheel of Pyodide (wasm32) or of pure Python")
+        for wheel in wheels
+        if not wheel.is_file()
+        or not wheel.name.endswith(("wasm32.whl", "none-any.whl"))
+        or not zipfile.is_zipfile(wheel)
     ]
     if problems:
         raise InvalidInput(problems)

@@ -80,7 +80,7 @@ def of_question(ask: Callable[..., object], name: str, title: str, **more: objec
 
 def paths_of_run(fields: Iterable[Field]) -> list[str]:
     """The fields of a run that are not among these."""
-    own = {each.name for each in fields}
+    own = {field.name for field in fields}
     return [path for path in paths(SECTIONS) if path not in own]
 
 
@@ -90,7 +90,7 @@ def one_of(names: Iterable[str], **titles: str) -> tuple[tuple[str, str], ...]:
     >>> one_of(["bf16", "fp8"], fp8="8 bits")
     (('bf16', 'bf16'), ('fp8', '8 bits'))
     """
-    return tuple((each, titles.get(each, each)) for each in names)
+    return tuple((name, titles.get(name, name)) for name in names)
 
 
 def rising(low: str, high: str, units: Iterable[str] = ("", "k", "M", "B", "T")) -> tuple[str, ...]:
@@ -116,7 +116,7 @@ def powers(low: int, high: int) -> tuple[str, ...]:
     >>> powers(1, 8)
     ('1', '2', '4', '8')
     """
-    return tuple(str(2**each) for each in range(low.bit_length() - 1, high.bit_length()))
+    return tuple(str(2**index) for index in range(low.bit_length() - 1, high.bit_length()))
 
 
 def steps(*sizes: int) -> tuple[str, ...]:
@@ -151,10 +151,10 @@ def place(field: Field, text: str) -> int:
     for reader in _READERS:
         try:
             value = reader(text)
-            stops = [reader(each) for each in field.stops]
+            stops = [reader(stop) for stop in field.stops]
         except NotAQuantity:
             continue
-        return max((at for at, each in enumerate(stops) if each <= value), default=0)
+        return max((at for at, stop in enumerate(stops) if stop <= value), default=0)
     return 0
 
 
@@ -180,7 +180,9 @@ class Query:
     @property
     def overrides(self) -> dict[str, str]:
         """The fields of a run that have a text, by path; beside a pasted run file only those that are given."""
-        own = {} if self.given.get(FILE) else {name: each.default for name, each in self.fields.items() if "." in name}
+        own = (
+            {} if self.given.get(FILE) else {name: field.default for name, field in self.fields.items() if "." in name}
+        )
         texts = own | {name: text for name, text in self.given.items() if "." in name}
         return {name: text for name, text in texts.items() if text}
 

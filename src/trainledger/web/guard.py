@@ -60,7 +60,7 @@ class Guard:
 
     def __init__(self, app: App, *, names: Collection[str] = (), token: str = "", cookie: str = "trainledger") -> None:
         self.app = app
-        self.names = {"localhost", *(each.lower() for each in names)}
+        self.names = {"localhost", *(name.lower() for name in names)}
         self.token = token
         self.cookie = cookie
 
@@ -98,10 +98,10 @@ class Guard:
         return None
 
     def _is_host(self, host: str) -> bool:
-        found = _HOST.fullmatch(host)
-        if found is None:
+        match = _HOST.fullmatch(host)
+        if match is None:
             return False
-        name = found[1].strip("[]")
+        name = match[1].strip("[]")
         try:
             ip_address(name)
         except ValueError:

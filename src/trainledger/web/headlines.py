@@ -19,7 +19,7 @@ def of_memory(plan: Plan) -> list[Headline]:
     assert needed is not None
     assert forecast.peak_nbytes is not None
     outside = needed - forecast.peak_nbytes
-    found = [
+    headlines = [
         Headline(
             name="device_nbytes",
             title="memory of the peak rank",
@@ -34,8 +34,8 @@ def of_memory(plan: Plan) -> list[Headline]:
     ]
     usable = forecast.usable_nbytes
     if usable is None:
-        return found
-    found.append(
+        return headlines
+    headlines.append(
         Headline(
             name="usable_nbytes",
             title="usable memory of a device",
@@ -46,7 +46,7 @@ def of_memory(plan: Plan) -> list[Headline]:
             source=plan.run.cluster.device if device is None else device.usable_source,
         )
     )
-    found.append(
+    headlines.append(
         Headline(
             name="headroom_nbytes",
             title="headroom",
@@ -57,7 +57,7 @@ def of_memory(plan: Plan) -> list[Headline]:
             source="the two numbers before this one",
         )
     )
-    return found
+    return headlines
 
 
 def of_time(plan: Plan) -> list[Headline]:
@@ -65,11 +65,11 @@ def of_time(plan: Plan) -> list[Headline]:
     forecast = plan.forecast
     if forecast.step_seconds is None:
         return []
-    causes = [(name, each) for name, each in forecast.step_causes.items() if each]
+    causes = [(name, step_cause) for name, step_cause in forecast.step_causes.items() if step_cause]
     shown = " + ".join(f"{format_seconds(each)} {name}" for name, each in causes if each > 0)
     less = "".join(f" - {format_seconds(-each)} {name}" for name, each in causes if each < 0)
     basis = forecast.basis.get("step_seconds", "assumed")
-    found = [
+    headlines = [
         Headline(
             name="step_seconds",
             title="step",
@@ -82,7 +82,7 @@ def of_time(plan: Plan) -> list[Headline]:
         )
     ]
     if forecast.mfu is None or not forecast.model_flops or not forecast.peak_flops_per_second:
-        return found
+        return headlines
     rate = format_flops_per_second(forecast.peak_flops_per_second)
     devices = plan.run.layout.devices
     numbers = f"{format_flops(forecast.model_flops)} / ({format_seconds(forecast.step_seconds)} x {devices:,} x {rate})"
@@ -90,7 +90,7 @@ def of_time(plan: Plan) -> list[Headline]:
         name="mfu", title=ATTENTION_MFU, value=forecast.mfu, unit="share", basis=forecast.basis.get("mfu", basis),
         formula=f"model FLOPs / (step x devices x peak) = {numbers}", source=OF_ATTENTION_MFU,
     )  # fmt: skip
-    return [*found, mfu]
+    return [*headlines, mfu]
 
 
 def _nbytes(nbytes: int) -> str:

@@ -45,12 +45,12 @@ def that_fit(run: Run, forecast: Forecast, query: Query) -> tuple[Remedy, ...]:
     few = run.recipe.lora is not None and 8 * parameters(run.model).total < (forecast.usable_nbytes or 0)
     ranks = 0 if few else _enough(forecast, run.layout.shard)
     spread = {} if not ranks else {f"Shard over {ranks:,} ranks (FSDP)": {"layout.shard": str(ranks)}}
-    found = [*_together(dict(_savings(run)) | spread)]
+    remedies = [*_together(dict(_savings(run)) | spread)]
     if run.layout.alone and run.recipe.lora is None:
-        found.append(Remedy(title="Train adapters alone (LoRA, rank 16)", fields=_LORA))
+        remedies.append(Remedy(title="Train adapters alone (LoRA, rank 16)", fields=_LORA))
     if ranks:
-        found.append(_search(query, run.cluster.count * ranks // run.layout.shard))
-    return tuple(found)
+        remedies.append(_search(query, run.cluster.count * ranks // run.layout.shard))
+    return tuple(remedies)
 
 
 def that_fit_devices(run: Run, forecast: Forecast, query: Query, count: str) -> tuple[Remedy, ...]:
@@ -100,7 +100,7 @@ def _search(query: Query, devices: int) -> Remedy:
     device = query["device" if "device" in query.fields else "cluster.device"]
     own = {name: text for name, text in query.given.items() if name in _OF_THE_RUN or name.startswith("model.")}
     fields = {RUN: query[RUN]} | own | {"cluster.device": device, "cluster.count": str(devices)}
-    asked = Query(fields, {each.name: each for each in (MODEL, *PASTED)})
+    asked = Query(fields, {field.name: field for field in (MODEL, *PASTED)})
     return Remedy(
         title=f"Search the layouts of {devices:,} devices",
         fields=fields,

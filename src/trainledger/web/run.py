@@ -91,7 +91,7 @@ def _config(text: str) -> dict[str, Any]:
 def refuse_paths(overrides: Mapping[str, str]) -> None:
     """A query comes from anywhere: no file is opened for it."""
     rule = "is a path, and no file is read for a query; paste the file"
-    if named := [each for each in _PATHS if each in overrides]:
+    if named := [path for path in _PATHS if path in overrides]:
         raise InvalidInput([Problem(each, None, rule) for each in named])
 
 
@@ -140,7 +140,7 @@ def refuse_search(run: Run) -> None:
 def words_of(verb: str, query: Query, *more: str) -> tuple[str, ...]:
     """The command line that asks the same of a run; a pasted file is named as the file that it would be."""
     named = "run.toml" if query[FILE] else "config.json" if query[CONFIG] else query[RUN]
-    settings = [word for each in settings_of(query) for word in ("--set", each)]
+    settings = [word for setting in settings_of(query) for word in ("--set", setting)]
     return (*verb.split(), named, *more, *settings)
 
 

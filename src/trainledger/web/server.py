@@ -119,10 +119,10 @@ def warm_up(calculators: Calculators) -> None:
 
     What is there by then stays, so the garbage collector need not look at it again in each answer.
     """
-    for each in calculators.values():
-        if not each.patient:
+    for calculator in calculators.values():
+        if not calculator.patient:
             with suppress(InvalidInput):
-                encoded(answers.view(each.name, {}, calculators=calculators))
+                encoded(answers.view(calculator.name, {}, calculators=calculators))
     gc.collect()
     gc.freeze()
 

@@ -65,9 +65,9 @@ def lock(
     notes: list[str] = []
     for name, target in wanted.items():
         say(name)
-        found = evaluate(name, target, root)
-        locked[name] = Locked(target, found.versions, found.summary)
-        notes += [f"{name}: {note}" for note in found.notes]
+        evaluation = evaluate(name, target, root)
+        locked[name] = Locked(target, evaluation.versions, evaluation.summary)
+        notes += [f"{name}: {note}" for note in evaluation.notes]
     say("")
     with _alone(path):
         now = read_lock(path) if path.is_file() else {}
@@ -109,8 +109,8 @@ def check(
     differences = []
     for name, (target, tolerances) in targets.items():
         say(name)
-        found = evaluate(name, target, root)
-        differences.append(compare(name, there[name], target, found, {**tolerances, **(allowed or {})}, root))
+        evaluation = evaluate(name, target, root)
+        differences.append(compare(name, there[name], target, evaluation, {**tolerances, **(allowed or {})}, root))
     say("")
     return differences
 
@@ -124,7 +124,7 @@ def compare(
     both = (locked.summary, summary)
     moved = {row.quantity for row in rows if not row.part and row.verdict == MORE}
     if not moved:
-        moved = {each.quantity for each in rows if not each.part and each.change}
+        moved = {row.quantity for row in rows if not row.part and row.change}
     moves = moves_of(locked.summary, summary, [each for each in PLACED if each in moved and _is_placed(each, both)])
     edited: tuple[tuple[str, str], ...] = ()
     if moved:
@@ -140,12 +140,16 @@ def _is_placed(quantity: str, both: Iterable[Summary]) -> bool:
     """Whether both have places of a quantity: where identical blocks are traced once, no tensor is listed alone."""
     if quantity not in ("parameters", "peak"):
         return True
-    return all(any(place.amount(quantity) for place in each.places) for each in both)
+    return all(any(place.amount(quantity) for place in summary.places) for summary in both)
 
 
 def _settings(locked: Target, now: Target) -> tuple[tuple[str, str, str], ...]:
     before, after = locked.described(), now.described()
-    names = [each for each in Target.__dataclass_fields__ if before.get(each) != after.get(each)]
+    names = [
+        dataclass_field
+        for dataclass_field in Target.__dataclass_fields__
+        if before.get(dataclass_field) != after.get(dataclass_field)
+    ]
     return tuple((name, _told(before.get(name)), _told(after.get(name))) for name in names)
 
 
@@ -211,7 +215,7 @@ def _checked(
         rule = f"is not in {file}; `trainledger lock {name}` adds it"
         problems.append(Problem(f"targets.{name}", None, rule))
     for name in names:
-        if name not in known and not any(each.field == f"targets.{name}" for each in problems):
+        if name not in known and not any(problem.field == f"targets.{name}" for problem in problems):
             problems.append(Problem("target", name, f"is not in {file}", nearest_text(name, known)))
     if names:
         problems = [
@@ -220,5 +224,5 @@ def _checked(
     if not there and not problems:
         problems.append(Problem(file, None, "holds no target; `trainledger lock` writes them"))
     if problems:
-        raise InvalidInput(sorted(problems, key=lambda each: each.field), str(root / file))
+        raise InvalidInput(sorted(problems, key=lambda problem: problem.field), str(root / file))
     return {name: known[name] for name in names or known}

@@ -127,26 +127,26 @@ def read_limits(amounts: Mapping[str, Amount | None]) -> dict[str, int]:
     return limits
 
 
-def limits_of(found: Summary, limits: Mapping[str, int]) -> list[Limit]:
+def limits_of(summary: Summary, limits: Mapping[str, int]) -> list[Limit]:
     """A step's figures with their limits; of what is split by kind, the sum."""
-    return [Limit(quantity, most, _total(found, quantity)) for quantity, most in limits.items()]
+    return [Limit(quantity, most, _total(summary, quantity)) for quantity, most in limits.items()]
 
 
-def _total(found: Summary, quantity: str) -> int:
-    if quantity in found.totals:
-        return found.totals[quantity]
+def _total(summary: Summary, quantity: str) -> int:
+    if quantity in summary.totals:
+        return summary.totals[quantity]
     if quantity == "uncounted":
-        return sum(found.uncounted.values())
-    kinds = found.collectives.values()
+        return sum(summary.uncounted.values())
+    kinds = summary.collectives.values()
     return sum(kind.count if quantity == "collectives" else kind.payload for kind in kinds)
 
 
-def largest(found: Summary, quantity: str) -> list[tuple[int, Place]]:
+def largest(summary: Summary, quantity: str) -> list[tuple[int, Place]]:
     """The places at which most of a quantity arises, the largest first; [] where no place is known of it."""
     if quantity not in PLACED:
         return []
-    amounts = [(place.amount(quantity), place) for place in found.places if place.amount(quantity)]
-    return sorted(amounts, key=lambda each: (-each[0], each[1].key))
+    amounts = [(place.amount(quantity), place) for place in summary.places if place.amount(quantity)]
+    return sorted(amounts, key=lambda amount: (-amount[0], amount[1].key))
 
 
 SAME, WITHIN, MORE, LESS = "same", "within", "more", "less"
@@ -219,11 +219,11 @@ class Difference:
 
     @property
     def more(self) -> tuple[Row, ...]:
-        return tuple(each for each in self.judged if each.verdict == MORE)
+        return tuple(row for row in self.judged if row.verdict == MORE)
 
     @property
     def less(self) -> tuple[Row, ...]:
-        return tuple(each for each in self.judged if each.verdict == LESS)
+        return tuple(row for row in self.judged if row.verdict == LESS)
 
     def fails(self, *, tight: bool = False) -> bool:
         """Whether something is more than allowed or is another target now; with ``tight`` also less."""
@@ -257,8 +257,8 @@ def moves_of(locked: Summary, now: Summary, quantities: Iterable[str]) -> tuple[
     moves: list[Move] = []
     for quantity in quantities:
         found = [each for before, after in pairs if (each := _move(quantity, before, after)) is not None]
-        whole = sum(each.change for each in found)
-        moves += sorted(found, key=lambda each: (each.change * whole <= 0, -abs(each.change), each.place))
+        whole = sum(move.change for move in found)
+        moves += sorted(found, key=lambda move: (move.change * whole <= 0, -abs(move.change), move.place))
     return tuple(moves)
 
 
@@ -293,18 +293,18 @@ def paired(locked: Iterable[Place], now: Iterable[Place]) -> Iterator[tuple[Plac
     right: list[Place] = []
     none: list[Place] = []
     for _, old, new in _pairs(before, after, none):
-        matcher = SequenceMatcher(None, [each.text for each in old], [each.text for each in new], autojunk=False)
+        matcher = SequenceMatcher(None, [place.text for place in old], [place.text for place in new], autojunk=False)
         for _, i, i_end, j, j_end in matcher.get_opcodes():
             count = min(i_end - i, j_end - j)
             yield from zip(old[i : i + count], new[j : j + count], strict=True)
             left += old[i + count : i_end]
             right += new[j + count : j_end]
     # A function was renamed or a line went to another: it is known by what it says.
-    elsewhere = {each.text: each for each in left if each.text}
-    for each in right:
-        yield elsewhere.pop(each.text, None), each
-    found = {id(each) for each in elsewhere.values()}
-    yield from ((each, None) for each in left if not each.text or id(each) in found)
+    elsewhere = {place.text: place for place in left if place.text}
+    for place in right:
+        yield elsewhere.pop(place.text, None), place
+    found = {id(place) for place in elsewhere.values()}
+    yield from ((place, None) for place in left if not place.text or id(place) in found)
 
 
 def _by_where(places: Iterable[Place]) -> dict[str, list[Place]]:

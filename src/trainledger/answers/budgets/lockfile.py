@@ -84,10 +84,10 @@ def read_lock(path: Path) -> dict[str, Locked]:
         if any(line.startswith((b"<<<<<<< ", b">>>>>>> ")) for line in content.splitlines()):
             rule = "has the marks of a merge in it; take either side, then write it anew with `trainledger lock`"
         raise InvalidInput([Problem(path.name, None, rule)], where) from None
-    found = _parse(table, where)
+    lockeds = _parse(table, where)
     if not content.endswith(b"\n"):  # a figure may have lost its last digits
         raise InvalidInput([Problem(path.name, None, f"is torn: its last line has no end; {_ANEW}")], where)
-    return found
+    return lockeds
 
 
 def is_a_lock(path: Path) -> bool:
@@ -178,7 +178,7 @@ def to_toml(targets: Mapping[str, Locked]) -> str:
         lines += ["", f"[{at}]", *(f"{key} = {_value(value)}" for key, value in locked.target.described().items())]
         lines.append(f"versions = {_value(locked.versions)}")
         places = {place.key: _line(place) for place in summary.places}
-        collectives = {kind: vars(each) for kind, each in summary.collectives.items()}
+        collectives = {kind: vars(collective) for kind, collective in summary.collectives.items()}
         peak = dict(sorted(summary.peak.items()))
         sections: dict[str, Mapping[str, Any]] = {"totals": summary.totals, "peak": peak, "collectives": collectives}
         sections |= {"uncounted": summary.uncounted, "places": places, "functions": summary.functions}

@@ -133,14 +133,14 @@ def operation(entry: Entry) -> str:
 
 
 def _collectives(entries: Iterable[Entry]) -> dict[str, Collectives]:
-    found: dict[str, Collectives] = {}
+    collectives: dict[str, Collectives] = {}
     for entry in entries:
         if entry.kind == "collective":
             kind = f"{entry.name} over {entry.group}" if entry.group else entry.name
-            before = found.get(kind, Collectives(0, 0))
+            before = collectives.get(kind, Collectives(0, 0))
             payload = before.payload + entry.payload * entry.times
-            found[kind] = Collectives(int(before.count + entry.times), int(payload))
-    return dict(sorted(found.items()))
+            collectives[kind] = Collectives(int(before.count + entry.times), int(payload))
+    return dict(sorted(collectives.items()))
 
 
 @dataclass(slots=True)
@@ -174,11 +174,11 @@ class _Places:
     def found(self, micro_batches: int) -> tuple[Place, ...]:
         """The places where anything arises, by file and function, and in the order of their lines."""
         places = []
-        for place, each in self._amounts.items():
-            kept = tuple((name, nbytes // micro_batches) for name, nbytes in sorted(each.kept.items()) if nbytes)
-            if each.parameters or each.flops or each.peak or kept:
-                lines = tuple(sorted(each.lines))
-                places.append(Place(*place, each.parameters, each.flops, each.peak, kept, lines))
+        for place, amount in self._amounts.items():
+            kept = tuple((name, nbytes // micro_batches) for name, nbytes in sorted(amount.kept.items()) if nbytes)
+            if amount.parameters or amount.flops or amount.peak or kept:
+                lines = tuple(sorted(amount.lines))
+                places.append(Place(*place, amount.parameters, amount.flops, amount.peak, kept, lines))
         return tuple(sorted(places, key=lambda each: (each.where, each.lines, each.text)))
 
     def functions(self) -> dict[str, str]:

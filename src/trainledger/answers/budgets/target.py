@@ -199,7 +199,7 @@ def read_target(fields: Mapping[str, Any], at: str) -> Target:
 def _placed(problem: Problem, at: str, known: Mapping[str, Any]) -> Problem:
     rule = problem.rule
     if problem.rule == NO_FIELD and problem.nearest is None:  # written as on the command line: trace = "net:build"
-        rule += f"; a target is a {', a '.join(_KINDS)}, with {', '.join(each for each in known if each not in _KINDS)}"
+        rule += f"; a target is a {', a '.join(_KINDS)}, with {', '.join(name for name in known if name not in _KINDS)}"
     return Problem(f"{at}.{problem.field}", problem.value, rule, problem.nearest)
 
 
@@ -240,8 +240,8 @@ def evaluate(name: str, target: Target, root: Path) -> Evaluation:
     if ledger.partial:
         rule = f"is traced only in part, and a part has no total: {ledger.partial}"
         raise InvalidInput([Problem(f"targets.{name}", None, rule)])
-    found = summarize(ledger, root=root, by_line=not target.run)
-    return Evaluation(found, versions(traced=ledger.writer == "trace"), (*ledger.notes, *_uncounted(ledger)))
+    summary = summarize(ledger, root=root, by_line=not target.run)
+    return Evaluation(summary, versions(traced=ledger.writer == "trace"), (*ledger.notes, *_uncounted(ledger)))
 
 
 def _uncounted(ledger: Ledger) -> list[str]:
@@ -249,7 +249,7 @@ def _uncounted(ledger: Ledger) -> list[str]:
     notes = []
     for name, calls in ledger.uncounted:
         unknown = [entry for entry in ledger.entries if entry.kind == "unknown" and entry.name == name]
-        lines = sorted({each.line for each in unknown if each.line})
+        lines = sorted({entry.line for entry in unknown if entry.line})
         at = f" at {', '.join(lines)}" if lines else ""
         notes.append(
             f"{calls} x {operation(unknown[0]) if unknown else name}{at} has no rule: its FLOPs are not counted"

@@ -61,20 +61,20 @@ def split(predicted: Ledger, traced: Ledger, key: str) -> list[Row]:
         return _by_category(highest_by_category(predicted), highest_by_category(traced))
     mine, theirs = predicted.by(key), traced.by(key)
     rows = [
-        Row(each or _NO_MODULE, "flops", mine.get(each, 0), theirs.get(each, 0))
-        for each in dict.fromkeys([*mine, *theirs])
+        Row(fromkey or _NO_MODULE, "flops", mine.get(fromkey, 0), theirs.get(fromkey, 0))
+        for fromkey in dict.fromkeys([*mine, *theirs])
     ]
-    return [each for each in rows if each.predicted or each.traced]
+    return [row for row in rows if row.predicted or row.traced]
 
 
 def _by_category(mine: dict[str, int], theirs: dict[str, int], whole: str = "") -> list[Row]:
-    names = [each for each in CATEGORIES if mine.get(each) or theirs.get(each)]
-    return [Row(each, "nbytes", mine.get(each, 0), theirs.get(each, 0), part_of=whole) for each in names]
+    names = [category for category in CATEGORIES if mine.get(category) or theirs.get(category)]
+    return [Row(name, "nbytes", mine.get(name, 0), theirs.get(name, 0), part_of=whole) for name in names]
 
 
 def agree(rows: list[Row]) -> bool:
     """Whether all is equal that must be."""
-    return not any(each.exact and each.difference for each in rows)
+    return not any(row.exact and row.difference for row in rows)
 
 
 def page(
@@ -89,7 +89,7 @@ def page(
     """The totals of both side by side, one split, and with ``tensors`` what is live at the trace's peak."""
     rows = compare(predicted, traced)
     parts = split(predicted, traced, by) if by else []
-    operations = sum(each.times for each in traced)
+    operations = sum(entry.times for entry in traced)
     return Document(
         title=run.model.name,
         sections=sections(
@@ -118,12 +118,12 @@ def table_of(rows: Sequence[Row], heading: str = "") -> Table:
     """The rows as a table."""
     cells = tuple(
         (
-            f"- {each.name}" if each.part_of else each.name,
-            Amount(each.predicted, each.unit),
-            Amount(each.traced, each.unit),
-            difference(each),
+            f"- {row.name}" if row.part_of else row.name,
+            Amount(row.predicted, row.unit),
+            Amount(row.traced, row.unit),
+            difference(row),
         )
-        for each in rows
+        for row in rows
     )
     first = "category at its most" if heading == "category" else heading
     return Table(heading or "totals", (first, "closed form", "trace", "difference"), cells, align="lrrr")

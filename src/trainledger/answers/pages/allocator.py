@@ -13,17 +13,17 @@ from trainledger.spec.units import format_percent
 _ROWS = 20
 
 
-def page(found: AllocatorPeak, predicted: Mapping[str, int] | None = None) -> Document:
+def page(peak: AllocatorPeak, predicted: Mapping[str, int] | None = None) -> Document:
     """Peak, categories and lines; with the categories of the forecast's peak, both and their difference."""
     before = predicted or {}
-    names = dict.fromkeys((*found.by_category, *before))
-    rows = [(name, found.by_category.get(name, 0), before.get(name, 0)) for name in names]
-    rows.append(("in all", found.nbytes, sum(before.values())))
+    names = dict.fromkeys((*peak.by_category, *before))
+    rows = [(name, peak.by_category.get(name, 0), before.get(name, 0)) for name in names]
+    rows.append(("in all", peak.nbytes, sum(before.values())))
     if predicted is None:
         table = Table(
             "categories",
             ("at the peak", "bytes", "share"),
-            tuple((name, nbytes, nbytes / max(found.nbytes, 1)) for name, nbytes, _ in rows),
+            tuple((name, nbytes, nbytes / max(peak.nbytes, 1)) for name, nbytes, _ in rows),
             ("", "nbytes", "share"),
         )
     else:
@@ -36,25 +36,25 @@ def page(found: AllocatorPeak, predicted: Mapping[str, int] | None = None) -> Do
     sites = Table(
         "sites",
         ("line", "of", "allocations", "bytes"),
-        tuple((each.line or "(no line)", each.category, each.count, each.nbytes) for each in found.sites[:_ROWS]),
+        tuple((site.line or "(no line)", site.category, site.count, site.nbytes) for site in peak.sites[:_ROWS]),
         ("", "", "count", "nbytes"),
     )
-    idle = 1 - found.nbytes / max(found.reserved_nbytes, 1)
-    reserved, most = shown(found.reserved_nbytes, "nbytes"), shown(found.most_reserved_nbytes, "nbytes")
+    idle = 1 - peak.nbytes / max(peak.reserved_nbytes, 1)
+    reserved, most = shown(peak.reserved_nbytes, "nbytes"), shown(peak.most_reserved_nbytes, "nbytes")
     facts = (
-        ("peak", f"{shown(found.nbytes, 'nbytes')} requested" + (f", during {found.during}" if found.during else "")),
+        ("peak", f"{shown(peak.nbytes, 'nbytes')} requested" + (f", during {peak.during}" if peak.during else "")),
         ("reserved", f"{reserved} then ({format_percent(idle)} of it not in use), at most {most}"),
-        ("events", f"{found.events:,}, the peak is at number {found.at:,}"),
+        ("events", f"{peak.events:,}, the peak is at number {peak.at:,}"),
     )
     return Document(
-        title=f"{found.path}: memory at its peak",
+        title=f"{peak.path}: memory at its peak",
         sections=sections(
             Facts(facts),
             section("What is allocated then", table),
             section("By line", sites),
-            notes((*found.doubts, *_of_categories(predicted))),
+            notes((*peak.doubts, *_of_categories(predicted))),
         ),
-        data=lambda: _data(found, predicted),
+        data=lambda: _data(peak, predicted),
     )
 
 
@@ -67,6 +67,6 @@ def _of_categories(predicted: Mapping[str, int] | None) -> tuple[str, ...]:
     )
 
 
-def _data(found: AllocatorPeak, predicted: Mapping[str, int] | None) -> dict[str, Any]:
-    data: dict[str, Any] = plain(found)
+def _data(peak: AllocatorPeak, predicted: Mapping[str, int] | None) -> dict[str, Any]:
+    data: dict[str, Any] = plain(peak)
     return data | ({} if predicted is None else {"predicted_by_category": dict(predicted)})

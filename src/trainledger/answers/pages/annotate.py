@@ -64,7 +64,7 @@ def page(annotation: Annotation, *, busy: bool = False, per_run: bool = False) -
             f"At no line shown: {counted(elsewhere.operations, 'operation')}, {format_flops(elsewhere.flops)}, "
             f"{format_nbytes(elsewhere.moved)} moved, of {counted(total.operations, 'operation')} in all."
         )
-    remarks = [sentence(each) for each in annotation.notes]
+    remarks = [sentence(note) for note in annotation.notes]
     remarks += [
         f"Not counted: {times} x {name}{f' at {at}' if at else ''}." for name, times, at in annotation.uncounted
     ]
@@ -107,7 +107,7 @@ def _head(annotation: Annotation) -> str:
 
 
 def _listing(file: File, annotation: Annotation, busy: bool, per_run: bool) -> Listing:
-    found_at = {each.line for each in annotation.findings}
+    found_at = {finding.line for finding in annotation.findings}
     lines: list[Listed] = []
     for line in file.lines:
         if not busy or line.busy:
@@ -143,12 +143,15 @@ def _shares(work: Work, alive: int, annotation: Annotation) -> tuple[float, ...]
     total = annotation.total
     amounts = (work.flops, work.read, work.written, work.allocated, alive)
     wholes = (total.flops, total.read, total.written, total.allocated, annotation.peak_nbytes)
-    return (0, 0, *(each / whole if whole > 0 else 0 for each, whole in zip(amounts, wholes, strict=True)))
+    return (0, 0, *(amount / whole if whole > 0 else 0 for amount, whole in zip(amounts, wholes, strict=True)))
 
 
-def _findings(found: Sequence[Finding]) -> Items | None:
-    texts = (f"{each.line}: {each.kind}\n{each.what}\nWhy: {each.why}.\nInstead: {each.instead}." for each in found)
-    return Items(tuple(map(Item, texts))) if found else None
+def _findings(findings: Sequence[Finding]) -> Items | None:
+    texts = (
+        f"{finding.line}: {finding.kind}\n{finding.what}\nWhy: {finding.why}.\nInstead: {finding.instead}."
+        for finding in findings
+    )
+    return Items(tuple(map(Item, texts))) if findings else None
 
 
 def _data(annotation: Annotation) -> dict[str, Any]:

@@ -24,18 +24,18 @@ def checked(differences: Sequence[Difference], *, tight: bool = False) -> Docume
     """All targets against their lock, each in a line where it is as locked, else with what moved."""
     found: list[Content] = []
     as_locked: list[str] = []
-    for each in differences:
-        if each.settings or any(row.change for row in each.judged):
-            found += [as_locked, *_target(each, tight)]
+    for difference in differences:
+        if difference.settings or any(row.change for row in difference.judged):
+            found += [as_locked, *_target(difference, tight)]
             as_locked = []
         else:
-            as_locked.append(f"{each.name}: as locked ({counted(len(each.judged), 'figure')})")
+            as_locked.append(f"{difference.name}: as locked ({counted(len(difference.judged), 'figure')})")
     return Document(
         title="Targets against their lock",
         sections=sections(*found, as_locked),
         data=lambda: {
-            "ok": not any(each.fails(tight=tight) for each in differences),
-            "targets": [_target_data(each, tight) for each in differences],
+            "ok": not any(difference.fails(tight=tight) for difference in differences),
+            "targets": [_target_data(difference, tight) for difference in differences],
         },
     )
 
@@ -46,10 +46,10 @@ def _target(difference: Difference, tight: bool) -> Iterator[Content]:
         f"{difference.name}: {_headline(difference, tight)}",
         *(f"{field} was locked as {before} and is now {after}" for field, before, after in difference.settings),
     )
-    yield table_of(difference.rows) if any(each.change for each in difference.judged) else None
+    yield table_of(difference.rows) if any(row.change for row in difference.judged) else None
     yield moved_at(difference.moves)
     yield _edited(difference) if difference.moves else None
-    yield (f"Note: {each}." for each in difference.notes)
+    yield (f"Note: {note}." for note in difference.notes)
     if _differ(*difference.versions):
         yield f"Locked with {difference.versions[0]}; now {difference.versions[1]}."
     if difference.fails(tight=tight):
@@ -99,25 +99,25 @@ def table_of(rows: Sequence[Row]) -> Table:
 
 def moved_at(moves: Sequence[Move]) -> Iterator[str]:
     """The places where most moved, quantity by quantity, each with the text of the line."""
-    for quantity in dict.fromkeys(each.quantity for each in moves):
+    for quantity in dict.fromkeys(move.quantity for move in moves):
         unit = QUANTITIES[quantity][1]
-        found = [each for each in moves if each.quantity == quantity]
-        if quantity == "peak" and _changes(found) == _changes([each for each in moves if each.quantity == "kept"]):
+        found = [move for move in moves if move.quantity == quantity]
+        if quantity == "peak" and _changes(found) == _changes([move for move in moves if move.quantity == "kept"]):
             yield "peak by the same bytes at the same lines"
             continue
         listed = _MOST_MOVES if len(found) > _MOST_MOVES + 1 else len(found)  # one more takes no more room than a count
-        for each in found[:listed]:
-            gone = ", a line that is gone" if each.gone and each.text else ", which is gone" if each.gone else ""
-            change = signed(Fraction(each.change), unit)
-            yield f"{_word(quantity)} {change} at {each.place}{_operations(each.operations, each.text)}{gone}"
-            yield from _source(each.text)
+        for move in found[:listed]:
+            gone = ", a line that is gone" if move.gone and move.text else ", which is gone" if move.gone else ""
+            change = signed(Fraction(move.change), unit)
+            yield f"{_word(quantity)} {change} at {move.place}{_operations(move.operations, move.text)}{gone}"
+            yield from _source(move.text)
         if rest := found[listed:]:
-            change = signed(Fraction(sum(each.change for each in rest)), unit)
+            change = signed(Fraction(sum(move.change for move in rest)), unit)
             yield f"{_word(quantity)} {change} at {counted(len(rest), 'other place')} together"
 
 
 def _changes(moves: Sequence[Move]) -> list[tuple[str, int]]:
-    return [(each.place, each.change) for each in moves]
+    return [(move.place, move.change) for move in moves]
 
 
 def _word(quantity: str) -> str:
@@ -127,7 +127,7 @@ def _word(quantity: str) -> str:
 
 def _operations(names: Iterable[str], line: str) -> str:
     """Operations in brackets; those of a ``line`` of code that are PyTorch's own with its library."""
-    listed = ", ".join(f"aten::{each}" if line and "::" not in each else each for each in names)
+    listed = ", ".join(f"aten::{name}" if line and "::" not in name else name for name in names)
     return f" ({listed})" if listed else ""
 
 
@@ -141,7 +141,7 @@ def _source(text: str) -> Iterator[str]:
 def _edited(difference: Difference) -> Iterator[str]:
     if not difference.edited:
         return
-    listed = {each.place for each in difference.moves}
+    listed = {move.place for move in difference.moves}
     yield "Edited since the lock, in the functions that were traced:"
     for line, says in difference.edited[:_MOST_EDITED]:
         yield f"{line} (above)" if line in listed else line
@@ -162,23 +162,23 @@ def written(made: Written) -> Document:
     """What a lock now holds, and what it held."""
     quantities = ("parameters", "flops", "kept", "peak")
     rows: tuple[tuple[Cell, ...], ...] = tuple(
-        (name, *(each.summary.totals[quantity] for quantity in quantities), _state(made.before.get(name), each))
-        for name, each in sorted(made.locked.items())
+        (name, *(locked.summary.totals[quantity] for quantity in quantities), _state(made.before.get(name), locked))
+        for name, locked in sorted(made.locked.items())
     )
-    units = ("", *(QUANTITIES[each][1] for each in quantities))
+    units = ("", *(QUANTITIES[quantity][1] for quantity in quantities))
     table = Table("locked", ("", "parameters", "FLOPs done", "kept", "peak", ""), rows, units=units, align="lrrrrl")
     gone = [f"{name} is no longer a target and was removed" for name in made.gone]
     return Document(
         title="Locked targets",
         sections=sections(
-            section("", table, gone, (f"Note: {each}." for each in made.notes)),
+            section("", table, gone, (f"Note: {note}." for note in made.notes)),
             f"Written to {made.path}: commit it with the code.",
         ),
         data=lambda: {
             "path": made.path,
             "targets": {
-                name: {"totals": each.summary.totals, "state": _state(made.before.get(name), each)}
-                for name, each in made.locked.items()
+                name: {"totals": locked.summary.totals, "state": _state(made.before.get(name), locked)}
+                for name, locked in made.locked.items()
             },
             "gone": list(made.gone),
             "notes": list(made.notes),
@@ -193,30 +193,30 @@ def _state(before: Locked | None, now: Locked) -> str:
     return "as before" if before.summary.totals == now.summary.totals else "moved"
 
 
-def over_budget(limits: Sequence[Limit], found: Summary) -> Document:
+def over_budget(limits: Sequence[Limit], summary: Summary) -> Document:
     """The amounts of a budget and what a step costs, and where most of what is over arises."""
-    over = [each for each in limits if not each.is_met]
+    over = [limit for limit in limits if not limit.is_met]
     table = Table("budget", ("", "budget", "costs", "over by"), tuple(map(_limit_cells, limits)), align="lrrr")
     return Document(
         title="A step over its budget",
         sections=sections(
-            f"the step is over its budget in {', '.join(QUANTITIES[each.quantity][0] for each in over)}",
+            f"the step is over its budget in {', '.join(QUANTITIES[limit.quantity][0] for limit in over)}",
             table,
-            *(part for each in over for part in _over(each.quantity, found)),
+            *(part for limit in over for part in _over(limit.quantity, summary)),
         ),
     )
 
 
-def _over(quantity: str, found: Summary) -> Iterator[Content]:
+def _over(quantity: str, summary: Summary) -> Iterator[Content]:
     """What a quantity that is over its budget is made of, and at which places most of it arises."""
     unit = QUANTITIES[quantity][1]
     if quantity == "peak":
-        parts = sorted(found.peak.items(), key=lambda part: -part[1])
+        parts = sorted(summary.peak.items(), key=lambda part: -part[1])
         yield f"At the peak: {', '.join(f'{category} {shown(nbytes, unit)}' for category, nbytes in parts)}"
     if quantity == "uncounted":
-        yield f"Without a rule: {', '.join(f'{count} x {name}' for name, count in found.uncounted.items())}"
+        yield f"Without a rule: {', '.join(f'{count} x {name}' for name, count in summary.uncounted.items())}"
     lines: list[str] = []
-    for amount, place in largest(found, quantity)[:_MOST_MOVES]:
+    for amount, place in largest(summary, quantity)[:_MOST_MOVES]:
         kept = sorted(place.kept if quantity == "kept" else (), key=lambda each: (-each[1], each[0]))
         operations = _operations((name for name, _ in kept), "a line")
         lines += [f"{_word(quantity)} {shown(amount, unit)} at {label(place)}{operations}", *_source(place.text)]
@@ -237,5 +237,5 @@ def _differ(locked: str, now: str) -> bool:
     >>> _differ("torch 2.13.0, transformers 5.23.0", "torch 2.13.0"), _differ("torch 2.12.0", "torch 2.13.0")
     (False, True)
     """
-    before, after = ({each.partition(" ")[0]: each for each in versions.split(", ")} for versions in (locked, now))
+    before, after = ({part.partition(" ")[0]: part for part in versions.split(", ")} for versions in (locked, now))
     return any(before[name] != after[name] for name in before.keys() & after.keys())

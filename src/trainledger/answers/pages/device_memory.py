@@ -27,10 +27,10 @@ def device_lines(
             fits = "Fits in" if peak_nbytes <= memory_nbytes else "Does NOT fit in"
             yield f"{fits} the device's {format_nbytes(memory_nbytes)}."
         return
-    outside = [each for each in device.lines if each.name != "tensors" and each.nbytes]
+    outside = [line for line in device.lines if line.name != "tensors" and line.nbytes]
     if outside:
-        parts = ", ".join(f"{each.name} {format_nbytes(each.nbytes)}" for each in outside)
-        yield f"Outside the tensors ({' and '.join(sorted({each.basis for each in outside}))}): {parts}."
+        parts = ", ".join(f"{memory_line.name} {format_nbytes(memory_line.nbytes)}" for memory_line in outside)
+        yield f"Outside the tensors ({' and '.join(sorted({memory_line.basis for memory_line in outside}))}): {parts}."
     elif device.tensors_alone:
         yield sentence(TENSORS_ALONE)
     if device.usable_nbytes is not None:
@@ -95,11 +95,11 @@ _OUTSIDE = "outside the tensors"
 
 def _ordered(by_category: Mapping[str, int]) -> list[str]:
     """The categories that have bytes, states first."""
-    return [each for each in dict.fromkeys((*CATEGORIES, *by_category)) if by_category.get(each)]
+    return [fromkey for fromkey in dict.fromkeys((*CATEGORIES, *by_category)) if by_category.get(fromkey)]
 
 
 def _outside(device: DeviceMemory | None) -> list[Any]:
-    return [] if device is None else [each for each in device.lines if each.name != "tensors" and each.nbytes]
+    return [] if device is None else [line for line in device.lines if line.name != "tensors" and line.nbytes]
 
 
 _MOST_PARTS = 3
@@ -155,19 +155,30 @@ def memory_lines(plan: Plan) -> Iterator[str]:
 
 def _of_ranks(plan: Plan) -> Section:
     """The first, the heaviest middle and the last stage; ranks with smaller pieces are as their stage's first."""
-    stages = [each for each in plan.ranks if each.plan.place == 0]
+    stages = [rank for rank in plan.ranks if rank.plan.place == 0]
     # Of stages that are alike the first holds the most.
-    firsts = {each.stage if each.alike is None else each.alike: each for each in reversed(stages[1:-1])}
-    middle = sorted(firsts.values(), key=lambda each: (-peak_nbytes(each.ledger), each.stage))[:1]
+    firsts = {stage.stage if stage.alike is None else stage.alike: stage for stage in reversed(stages[1:-1])}
+    middle = sorted(firsts.values(), key=lambda first: (-peak_nbytes(first.ledger), first.stage))[:1]
     shown = [stages[0], *middle, *stages[1:][-1:]]
     rows = []
-    for each in shown:
-        peak = plan.peak if each.ledger is plan.heaviest else each.ledger.peak()
+    for rank_account in shown:
+        peak = plan.peak if rank_account.ledger is plan.heaviest else rank_account.ledger.peak()
         states = sum(peak.by_category.get(name, 0) for name in _STATES)
         sent = peak.by_category.get("communication", 0)
-        ranks = sum(other.count for other in plan.ranks if other.stage == each.stage)
+        ranks = sum(other.count for other in plan.ranks if other.stage == rank_account.stage)
         rest = peak.nbytes - states - sent
-        rows.append((each.title, ranks, each.plan.layers, each.in_flight, states, sent, rest, peak.nbytes))
+        rows.append(
+            (
+                rank_account.title,
+                ranks,
+                rank_account.plan.layers,
+                rank_account.in_flight,
+                states,
+                sent,
+                rest,
+                peak.nbytes,
+            )
+        )
     table = Table(
         "memory",
         ("at the peak", "ranks", "layers", "in flight", "states", "comm.", "other", "peak"),

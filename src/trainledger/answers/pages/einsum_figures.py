@@ -22,15 +22,15 @@ def roofline_chart(intensity: float, times: Sequence[EinsumTime], title: str) ->
     """
     ends = min(LEAST, intensity / ROOM), max(MOST, intensity * ROOM)
     marks: list[Mark] = []
-    for at, each in enumerate(times):
-        peak, memory, colour = each.peak_flops_per_second, each.memory_bytes_per_second, COLOURS[at % len(COLOURS)]
-        if each.ridge is None or peak is None or memory is None:
+    for at, time in enumerate(times):
+        peak, memory, colour = time.peak_flops_per_second, time.memory_bytes_per_second, COLOURS[at % len(COLOURS)]
+        if time.ridge is None or peak is None or memory is None:
             continue
-        marks.append(roof(each.device, each.title, peak, memory, ends, colour))
+        marks.append(roof(time.device, time.title, peak, memory, ends, colour))
         bound = min(peak, memory * intensity)
-        for rate, symbol, words in ((bound, "circle-open", "at most"), (each.flops_per_second, "circle", "predicted")):
+        for rate, symbol, words in ((bound, "circle-open", "at most"), (time.flops_per_second, "circle", "predicted")):
             if rate:
-                said = [f"{each.title}: {words} {format_flops_per_second(rate)}"]
+                said = [f"{time.title}: {words} {format_flops_per_second(rate)}"]
                 marks.append(Line([intensity], [rate / TERA], "", colour, 0, symbol=symbol, size=10, said=said))
     return Chart(title, (*marks, Band("x", intensity, colour=AXIS, dash="dot")), INTENSITY, RATE)
 

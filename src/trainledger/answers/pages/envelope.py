@@ -12,32 +12,32 @@ from trainledger.spec.run import Run
 from trainledger.spec.units import format_nbytes
 
 
-def envelope_document(run: Run, about: Sequence[str], found: Envelope, means: str) -> Document:
+def envelope_document(run: Run, about: Sequence[str], envelope: Envelope, means: str) -> Document:
     """The peak over one size, its parts as expressions, the sum of all, and the largest size that fits; ``about`` says
     whose memory it is."""
-    name = found.symbol
+    name = envelope.symbol
     pieces = []
-    for piece in found.pieces:
-        where = f"for all {name}" if len(found.pieces) == 1 else _range(name, piece.first, piece.last)
+    for piece in envelope.pieces:
+        where = f"for all {name}" if len(envelope.pieces) == 1 else _range(name, piece.first, piece.last)
         pieces.append(f"peak = {in_bytes(piece.formula)}   ({where}, at {piece.at})")
-    categories = tuple(f"{category} = {in_bytes(formula)}" for category, formula in found.categories.items())
-    absent = "".join(f" - {category} {in_bytes(formula)}" for category, formula in found.absent.items())
-    beside = "".join(f" + {category} {in_bytes(formula)}" for category, formula in found.beside.items())
+    categories = tuple(f"{category} = {in_bytes(formula)}" for category, formula in envelope.categories.items())
+    absent = "".join(f" - {category} {in_bytes(formula)}" for category, formula in envelope.absent.items())
+    beside = "".join(f" + {category} {in_bytes(formula)}" for category, formula in envelope.beside.items())
     why = "what is subtracted is not alive at that moment, what is added is made for it alone"
     return Document(
         title=f"memory of {run.model.name} over {name}",
         sections=sections(
             *about,
-            f"{name}: {means}; from {found.exact_from} on. All bytes.",
+            f"{name}: {means}; from {envelope.exact_from} on. All bytes.",
             categories,
             pieces,
             (
-                f"sum = {in_bytes(found.whole)}   (all of them at once, as textbooks add them)",
+                f"sum = {in_bytes(envelope.whole)}   (all of them at once, as textbooks add them)",
                 f"peak = sum{absent}{beside}: {why}",
             ),
-            verdict(found) if found.memory_nbytes is not None else None,
+            verdict(envelope) if envelope.memory_nbytes is not None else None,
         ),
-        data=lambda: {"run": run_data(run), **plain(found)},
+        data=lambda: {"run": run_data(run), **plain(envelope)},
     )
 
 
@@ -51,16 +51,16 @@ def in_bytes(formula: str) -> str:
     return re.sub(r"(?<![\d,.^])\d{4,}", lambda digits: f"{int(digits[0]):,}", times)
 
 
-def verdict(found: Envelope) -> str:
+def verdict(envelope: Envelope) -> str:
     """The largest size that fits, as a sentence."""
-    memory = format_nbytes(found.memory_nbytes or 0)
-    if not found.largest:
-        return f"Not even {found.symbol} = {found.pieces[0].first} fits in {memory}."
-    assert found.nbytes_at_largest is not None
-    tensors = format_nbytes(found.nbytes_at_largest)
-    if found.most is not None and found.largest > found.most:
-        return f"All {found.most:,} positions of the model fit in {memory} ({found.largest:,} would)."
-    return f"So at most {found.symbol} = {found.largest:,} in {memory}: {tensors} of tensors."
+    memory = format_nbytes(envelope.memory_nbytes or 0)
+    if not envelope.largest:
+        return f"Not even {envelope.symbol} = {envelope.pieces[0].first} fits in {memory}."
+    assert envelope.nbytes_at_largest is not None
+    tensors = format_nbytes(envelope.nbytes_at_largest)
+    if envelope.most is not None and envelope.largest > envelope.most:
+        return f"All {envelope.most:,} positions of the model fit in {memory} ({envelope.largest:,} would)."
+    return f"So at most {envelope.symbol} = {envelope.largest:,} in {memory}: {tensors} of tensors."
 
 
 def _range(name: str, first: int, last: int | None) -> str:

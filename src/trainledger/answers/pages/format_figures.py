@@ -91,11 +91,11 @@ def steps_chart(formats: Sequence[NumberFormat], number: float | None = None) ->
     """
     size = abs(number) if number else 1.0
     low, high = min(_LOW, size / _AROUND), max(_HIGH, size * _AROUND)
-    drawn = [each for each in formats if each.epsilon >= _FINEST] or formats
+    drawn = [fmt for fmt in formats if fmt.epsilon >= _FINEST] or formats
     marks = []
     for at, one in enumerate(drawn):
         corners = (one.smallest_subnormal, one.smallest_normal, one.largest)
-        sizes = [min(max(each, low), high) for each in corners]
+        sizes = [min(max(corner, low), high) for corner in corners]
         colour = COLOURS[at % len(COLOURS)]
         steps = [max(one.epsilon, one.smallest_subnormal / each) for each in sizes]
         said = [
@@ -118,9 +118,9 @@ def steps_chart(formats: Sequence[NumberFormat], number: float | None = None) ->
 def uses_table(formats: Sequence[NumberFormat]) -> Table:
     """Where each format underflows and overflows, its relative step, and what it is used for."""
     rows = tuple(
-        (each.name, f"{each.smallest_subnormal:.4g}", f"{each.smallest_normal:.4g}", f"{each.largest:.5g}",
-         f"{each.epsilon:.4g}", each.suits)
-        for each in formats
+        (fmt.name, f"{fmt.smallest_subnormal:.4g}", f"{fmt.smallest_normal:.4g}", f"{fmt.largest:.5g}",
+         f"{fmt.epsilon:.4g}", fmt.suits)
+        for fmt in formats
     )  # fmt: skip
     columns = ("format", "smallest subnormal", "smallest normal", "largest", "machine epsilon", "used for")
     return Table("formats", columns, rows, align="lrrrrl")

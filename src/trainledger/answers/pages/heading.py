@@ -157,9 +157,9 @@ def _devices(run: Run) -> Iterator[str]:
         yield f"{cluster.count:,} x {cluster.device}"
     if not layout.alone:
         said = [
-            f"{each.name} {_folded(getattr(layout, each.name))}"
-            for each in fields(layout)
-            if getattr(layout, each.name) != each.default
+            f"{field.name} {_folded(getattr(layout, field.name))}"
+            for field in fields(layout)
+            if getattr(layout, field.name) != field.default
         ]
         yield f"Layout: {', '.join(said)}"
 

@@ -25,7 +25,7 @@ def initialization_page(run: Run) -> Document:
             tensors[name] = {"shape": [*map(int, leaf.shape)], "rule": rule, "deviation": deviation}
     stream = stream_variances(spec, run.recipe.seq_len)
     rows: list[tuple[Cell, ...]] = [
-        (name, str(each["shape"]), each["rule"], f"{each['deviation']:.4g}") for name, each in tensors.items()
+        (name, str(tensor["shape"]), tensor["rule"], f"{tensor['deviation']:.4g}") for name, tensor in tensors.items()
     ]
     said: Any = "The residual stream's variance is not predicted: of experts, norms on outputs and other activations."
     if stream is not None:

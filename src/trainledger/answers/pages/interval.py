@@ -42,19 +42,19 @@ def between(forecast: Forecast, name: str, write: Callable[[float], str]) -> str
 
     A prediction below its interval is a bound, or of a kind whose published figures are higher.
     """
-    found, value = forecast.intervals.get(name), getattr(forecast, name)
-    if found is None:
+    interval, value = forecast.intervals.get(name), getattr(forecast, name)
+    if interval is None:
         return ""
     if name in OF_STEPS and AT_THE_PEAK in forecast.notes:
-        return f" ({ends(found, write).replace(' to ', ' at the peak to ')})"
-    if value is not None and value < found.low:
-        return f" counted, likely {_rounded(write(sqrt(found.low * found.high)))} ({ends(found, write)})"
-    return f" ({ends(found, write)})"
+        return f" ({ends(interval, write).replace(' to ', ' at the peak to ')})"
+    if value is not None and value < interval.low:
+        return f" counted, likely {_rounded(write(sqrt(interval.low * interval.high)))} ({ends(interval, write)})"
+    return f" ({ends(interval, write)})"
 
 
-def ends(found: Interval, write: Callable[[float], str]) -> str:
+def ends(interval: Interval, write: Callable[[float], str]) -> str:
     """Both ends with the share that lies between them; a unit that they have in common once."""
-    low, high = (_rounded(write(each)) for each in (found.low, found.high))
+    low, high = (_rounded(write(each)) for each in (interval.low, interval.high))
     number, _, unit = low.partition(" ")
     return f"{_SHARE}: {number if unit and high.endswith(f' {unit}') else low} to {high}"
 
@@ -129,10 +129,10 @@ def of_steps(run: Run, errors: ErrorModel) -> Iterator[str]:
 
 def of_memory(run: Run, errors: ErrorModel) -> Iterator[str]:
     """What the interval of the memory rests on."""
-    found = of_peak(run, errors)
+    interval = of_peak(run, errors)
     yield (
         f"the interval of the memory: by Student's t over {_peaks(peaks_like(run, errors))}, {_SHARE} of the peaks of "
-        f"another source are {found.low:.3g} to {found.high:.3g} times the predicted ones"
+        f"another source are {interval.low:.3g} to {interval.high:.3g} times the predicted ones"
     )
     yield from _wider(run, errors)
 

@@ -47,7 +47,7 @@ def page(log: Log, plan: Plan | None = None, run: str = "") -> Document:
     said = {
         "claims": list(_claims(log, plan)) if plan else [],
         "next": [_next(log, rows.get("step_seconds"), plan, run)],
-        "doubts": [sentence(each) for each in (*log.doubts, *(_doubts(log, plan, rows) if plan else ()))],
+        "doubts": [sentence(doubt) for doubt in (*log.doubts, *(_doubts(log, plan, rows) if plan else ()))],
     }
     cells = tuple(_cells(row)[:columns] for row in rows.values())
     speeds = tuple((f"{s.first:,} to {s.last:,}", s.seconds, by) for s, by in zip(log.speeds, factors, strict=False))

@@ -30,7 +30,7 @@ def machine(calibration: Calibration, path: Path) -> Document:
             Facts(tuple(_in_short(calibration))),
             f"{calibration.samples} samples; {calibration.discarded} of them were disturbed, by other processes "
             "or a processor below its full speed.",
-            (f"Note: {each}." for each in calibration.notes),
+            (f"Note: {note}." for note in calibration.notes),
             f"Written to {path}",
         ),
         data=lambda: {"path": str(path), **rates, **to_plain(calibration)},
@@ -45,26 +45,26 @@ def _kernel(each: KernelTime) -> tuple[Cell, ...]:
     return name, each.dtype, " x ".join(map(str, each.shape)), flops, moves, each.seconds
 
 
-def _in_short(found: Calibration) -> Iterator[tuple[str, str]]:
-    for dtype, rate in found.peak_flops_per_second.items():
+def _in_short(calibration: Calibration) -> Iterator[tuple[str, str]]:
+    for dtype, rate in calibration.peak_flops_per_second.items():
         yield f"peak {dtype}", f"{format_flops_per_second(rate)} (the best matmul)"
-    if found.memory_bytes_per_second is not None:
-        yield "memory", f"{format_nbytes(found.memory_bytes_per_second)}/s copied, read and write"
-    if found.fresh_bytes_per_second is not None:
-        yield "new memory", f"{format_nbytes(found.fresh_bytes_per_second)}/s into untouched pages"
-    yield "operation", f"{format_seconds(found.operation_seconds)} for the smallest"
-    call, tensor = (format_seconds(each) for each in (found.update_seconds, found.update_tensor_seconds))
+    if calibration.memory_bytes_per_second is not None:
+        yield "memory", f"{format_nbytes(calibration.memory_bytes_per_second)}/s copied, read and write"
+    if calibration.fresh_bytes_per_second is not None:
+        yield "new memory", f"{format_nbytes(calibration.fresh_bytes_per_second)}/s into untouched pages"
+    yield "operation", f"{format_seconds(calibration.operation_seconds)} for the smallest"
+    call, tensor = (format_seconds(each) for each in (calibration.update_seconds, calibration.update_tensor_seconds))
     yield "optimizer", f"{call} a call and {tensor} a tensor, beyond its operations"
-    if found.storage_bytes_per_second is not None:
-        read = found.read_bytes_per_second
+    if calibration.storage_bytes_per_second is not None:
+        read = calibration.read_bytes_per_second
         reads = "" if read is None else f"; {format_nbytes(read)}/s read"
-        yield "storage", f"{format_nbytes(found.storage_bytes_per_second)}/s written, synced and hashed{reads}"
-    if found.loader_tokens_per_second is not None:
-        yield "loader", f"{format_count(found.loader_tokens_per_second)} tokens/s read ahead"
-    for each in found.host_copies:
-        if each.bytes_per_second is not None:
-            yield each.what, f"{format_nbytes(each.bytes_per_second)}/s"
-    for fit in link_fits(found.collectives):
+        yield "storage", f"{format_nbytes(calibration.storage_bytes_per_second)}/s written, synced and hashed{reads}"
+    if calibration.loader_tokens_per_second is not None:
+        yield "loader", f"{format_count(calibration.loader_tokens_per_second)} tokens/s read ahead"
+    for host_copy in calibration.host_copies:
+        if host_copy.bytes_per_second is not None:
+            yield host_copy.what, f"{format_nbytes(host_copy.bytes_per_second)}/s"
+    for fit in link_fits(calibration.collectives):
         bus = f"{format_nbytes(fit.bus_bytes_per_second)}/s bus bandwidth"
         yield (
             fit.name.replace("_", "-"),
@@ -76,9 +76,9 @@ def step(run: Run, ledger: Ledger, output: str | None) -> Document:
     """FLOPs and seconds of a recorded step by kind of operation."""
     facts = summary(ledger)
     seconds: dict[str, float] = {}
-    for each in ledger:
-        if each.seconds is not None:
-            seconds[each.kind] = seconds.get(each.kind, 0.0) + each.seconds
+    for entry in ledger:
+        if entry.seconds is not None:
+            seconds[entry.kind] = seconds.get(entry.kind, 0.0) + entry.seconds
     rows = tuple((kind, Amount(facts["flops"].get(kind, 0), "flops"), took) for kind, took in seconds.items())
     return Document(
         title=f"One step of {run.model.name}",

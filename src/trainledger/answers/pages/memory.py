@@ -107,11 +107,19 @@ def peak_chart(ledger: Ledger, top: int = 20) -> Chart | None:
         return None
     scale, unit = next((each for each in _SCALES if peak.nbytes >= each[0]), _SCALES[-1])
     shown, rest = peak.live[:top], peak.live[top:]
-    rows = [(each.label, each.category, each.nbytes, each.sentence) for each in shown]
-    left = peak.nbytes - sum(each.nbytes for each in shown)
+    rows = [
+        (live_tensors.label, live_tensors.category, live_tensors.nbytes, live_tensors.sentence)
+        for live_tensors in shown
+    ]
+    left = peak.nbytes - sum(live_tensors.nbytes for live_tensors in shown)
     if left:
         rows.append(
-            (f"{sum(each.count for each in rest):,} others" if rest else "not listed one by one", "the rest", left, "")
+            (
+                f"{sum(live_tensors.count for live_tensors in rest):,} others" if rest else "not listed one by one",
+                "the rest",
+                left,
+                "",
+            )
         )
     marks = []
     for category in dict.fromkeys((*CATEGORIES, "the rest")):
@@ -161,7 +169,7 @@ def lane_of(ledger: Ledger, moments: Sequence[Moment] | None = None) -> Lane:
     moments = timeline(unrolled(ledger)) if moments is None else moments
     numbers, skipped = numbers_of(moments)
     places, gaps = _squeezed(numbers, skipped, _WIDE_GAP if brief else _GAP)
-    sizes = [each.nbytes for each in moments]
+    sizes = [moment.nbytes for moment in moments]
     every = ceil_div(len(moments), _FEW_POINTS if brief else _MOST_POINTS)
     groups = [range(at, min(at + every, len(moments))) for at in range(0, len(moments), every)]
     # The highest of each group, and the first and the last operation: what is there before and what is left after.
@@ -179,7 +187,7 @@ def lane_of(ledger: Ledger, moments: Sequence[Moment] | None = None) -> Lane:
     live = {
         category: [moments[at].live.get(category, 0) for at in kept]
         for category in categories
-        if any(each.live.get(category) for each in moments)
+        if any(moment.live.get(category) for moment in moments)
     }
     return Lane(
         x=x, live=live, totals=[sizes[at] for at in kept],
@@ -201,11 +209,11 @@ def unrolled(ledger: Ledger, most: int = _MOST_UNROLLED) -> Ledger:
 
 def _written_out(entries: Sequence[Entry], depth: int, most: int) -> Iterator[Entry]:
     """The entries in the order they run, of loops further in than ``depth`` those unrolled that are small enough."""
-    for loop, group in groupby(entries, key=lambda each: each.loop[depth : depth + 1]):
+    for loop, group in groupby(entries, key=lambda entry: entry.loop[depth : depth + 1]):
         body = list(group)
         if not loop:
             yield from body
-        elif sum(prod(count for _, count in each.loop[depth:]) for each in body) <= most:
+        elif sum(prod(count for _, count in entry.loop[depth:]) for entry in body) <= most:
             yield from _rounds(body, depth, depth)
         else:
             yield from _written_out(body, depth + 1, most)
@@ -213,12 +221,12 @@ def _written_out(entries: Sequence[Entry], depth: int, most: int) -> Iterator[En
 
 def _rounds(entries: Sequence[Entry], depth: int, kept: int) -> Iterator[Entry]:
     """All rounds of all loops further in than ``depth``, as entries of the ``kept`` outer loops alone."""
-    for loop, group in groupby(entries, key=lambda each: each.loop[depth : depth + 1]):
+    for loop, group in groupby(entries, key=lambda entry: entry.loop[depth : depth + 1]):
         body = list(group)
         if loop:
             yield from list(_rounds(body, depth + 1, kept)) * loop[0][1]
         else:
-            yield from (replace(each, loop=each.loop[:kept]) for each in body)
+            yield from (replace(entry, loop=entry.loop[:kept]) for entry in body)
 
 
 def numbers_of(moments: Sequence[Moment]) -> tuple[list[int], list[tuple[int, str]]]:

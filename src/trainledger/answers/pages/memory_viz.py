@@ -50,14 +50,14 @@ def snapshot(ledger: Ledger) -> Record:
         raise InvalidInput([Problem("--memory-viz", None, NO_TENSORS[:1].lower() + NO_TENSORS[1:].rstrip("."))])
     inside = [
         TensorLife(
-            each.scratch, "scratch", f"inside {each.name}", (each.scratch,), "bytes", each.path, each.phase, each.line,
-            born=at, died=at,
+            entry.scratch, "scratch", f"inside {entry.name}", (entry.scratch,), "bytes", entry.path, entry.phase,
+            entry.line, born=at, died=at,
         )
-        for at, each in enumerate(ledger.entries)
-        if each.scratch
+        for at, entry in enumerate(ledger.entries)
+        if entry.scratch
     ]  # fmt: skip
     lives = [*ledger.tensors, *inside]
-    devices = [[each for each in lives if each.category != HOST], [each for each in lives if each.category == HOST]]
+    devices = [[live for live in lives if live.category != HOST], [live for live in lives if live.category == HOST]]
     segments: list[Record] = []
     traces: list[list[Record]] = []
     for device, own in enumerate(devices):
@@ -72,25 +72,25 @@ def _device(lives: Sequence[TensorLife], device: int, n_entries: int) -> tuple[l
     """The events of a device in the order of the step, and its segments after it."""
     born: dict[int, list[TensorLife]] = defaultdict(list)
     died: dict[int, list[TensorLife]] = defaultdict(list)
-    for each in lives:
-        born[each.born].append(each)
-        if each.died is not None:
-            died[each.died].append(each)
+    for live in lives:
+        born[live.born].append(live)
+        if live.died is not None:
+            died[live.died].append(live)
     base = _FIRST + 2 * device * _APART
     resident, step = _Segment(base), _Segment(base + _APART)
     frames = _Frames()
     events: list[Record] = []
     for at in range(-1, n_entries):
-        for each in born[at]:
+        for tensor_life in born[at]:
             segment = resident if at < 0 else step
-            frame = frames.of(each)
-            address = segment.place(each, frame)
-            events.append(_event("alloc", address, each, frame, at))
-        for each in died[at]:
-            segment = resident if each.born < 0 else step
-            address, frame = segment.release(each)
-            events.append(_event("free_requested", address, each, frame, at))
-            events.append(_event("free_completed", address, each, frame, at))
+            frame = frames.of(tensor_life)
+            address = segment.place(tensor_life, frame)
+            events.append(_event("alloc", address, tensor_life, frame, at))
+        for tensor_life in died[at]:
+            segment = resident if tensor_life.born < 0 else step
+            address, frame = segment.release(tensor_life)
+            events.append(_event("free_requested", address, tensor_life, frame, at))
+            events.append(_event("free_completed", address, tensor_life, frame, at))
     used = [each for each in (resident, step) if each.total_nbytes]
     grown = [_segment_event(each) for each in used]
     # The viewer colours by category where there is one, and then wants one of this name among them.
@@ -183,7 +183,7 @@ class _Segment:
             if until > place:
                 blocks.append(_block(self.address + place, until - place, 0, "inactive", []))
 
-        for offset, life, frames in sorted(self._blocks.values(), key=lambda each: each[0]):
+        for offset, life, frames in sorted(self._blocks.values(), key=lambda block: block[0]):
             gap(offset)
             size = round_up(life.nbytes, _ALIGNED)
             blocks.append(_block(self.address + offset, size, life.nbytes, "active_allocated", frames))

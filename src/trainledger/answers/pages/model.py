@@ -26,7 +26,7 @@ def title_of(component: str) -> str:
 def ordered(*amounts: Mapping[str, float]) -> list[str]:
     """The components that have any of the amounts."""
     found = {name for each in amounts for name, amount in each.items() if amount}
-    return [each for each in COMPONENTS if each in found]
+    return [component for component in COMPONENTS if component in found]
 
 
 def forward_totals(spec: ModelSpec, flops: Mapping[str, int], tokens: int) -> dict[str, float | None]:
@@ -60,7 +60,7 @@ def components_chart(parameters: Mapping[str, int], flops: Mapping[str, int], ti
     """The shares of the components of all parameters and of all forward FLOPs."""
     rows = {"parameters": parameters, "forward FLOPs": flops}
     parts = {
-        title_of(name): [100 * each.get(name, 0) / sum(each.values()) for each in rows.values()]
+        title_of(name): [100 * row.get(name, 0) / sum(row.values()) for row in rows.values()]
         for name in ordered(*rows.values())
     }
     colours = {title_of(name): colour for name, colour in _COLOUR_OF.items()}
@@ -73,7 +73,9 @@ def shares_chart(
 ) -> Chart:
     """The shares of the components over a growing size, stacked to 100 %, and the requested size."""
     names = ordered(*amounts)
-    layers = {title_of(name): [100 * each.get(name, 0) / sum(each.values()) for each in amounts] for name in names}
+    layers = {
+        title_of(name): [100 * amount.get(name, 0) / sum(amount.values()) for amount in amounts] for name in names
+    }
     said = [
         "\n".join([f"{x}: {size:,}", *(f"{name}: {layer[at]:.1f} %" for name, layer in layers.items())])
         for at, size in enumerate(sizes)
@@ -89,8 +91,8 @@ def shares_table(name: str, sizes: Sequence[int], amounts: Sequence[Mapping[str,
     """The same shares as a table, a row for each size."""
     known = ordered(*amounts)
     rows: list[tuple[Cell, ...]] = []
-    for size, each in zip(sizes, amounts, strict=True):
-        whole = sum(each.values())
-        rows.append((size, *(each.get(part, 0) / whole for part in known)))
+    for size, amount in zip(sizes, amounts, strict=True):
+        whole = sum(amount.values())
+        rows.append((size, *(amount.get(part, 0) / whole for part in known)))
     units = ("count" if first == "parameters" else "integer", *("share" for _ in known))
     return Table(name, (first, *map(title_of, known)), tuple(rows), units=units)

@@ -42,7 +42,7 @@ _IN_WORDS = (
 def page(answer: Optimal) -> Document:
     """The answer, from the law to the run that the budget affords."""
     hint = "With --device and --count or --days: what fits there, and what its predicted speed affords."
-    found = answer.affordable
+    affordable = answer.affordable
     formula, by_law, *cost = _headline(answer)
     return Document(
         title="What the budget is best spent on",
@@ -51,12 +51,12 @@ def page(answer: Optimal) -> Document:
             (formula, *cost),
             _laws(answer),
             hint if answer.budget.seconds is None else None,
-            None if found is None else section("", _affords(answer, found)),
+            None if affordable is None else section("", _affords(answer, affordable)),
             *details("the laws", _law_notes(answer)),
             *details("off the optimum", _off(answer)),
             None if answer.served is None else _served(answer, answer.served),
             None if answer.repeated is None else _repeated(answer.repeated),
-            *details("the run that is afforded", None if found is None else _affordable(answer, found)),
+            *details("the run that is afforded", None if affordable is None else _affordable(answer, affordable)),
             *details("sources", _sources(answer)),
         ),
         about=tuple(about(answer)),
@@ -67,9 +67,9 @@ def page(answer: Optimal) -> Document:
 
 def _asked(answer: Optimal) -> str:
     """The model at the predicted speed, else the one asked for, or that serves best; empty where it is the law's."""
-    found = answer.affordable
-    if answer.served is None and found is not None and found.tokens is not None:
-        size, tokens = (format_count(short(count)) for count in (found.parameters, found.tokens))
+    affordable = answer.affordable
+    if answer.served is None and affordable is not None and affordable.tokens is not None:
+        size, tokens = (format_count(short(count)) for count in (affordable.parameters, affordable.tokens))
         asked = "As asked, at" if answer.asked is not None else "At"
         return f"{asked} the predicted speed: {size} parameters on {tokens} tokens"
     for what, model in (("As asked", answer.asked), ("Cheapest to train and serve", answer.served)):
@@ -98,25 +98,25 @@ def _each(ratio: float) -> str:
 def _laws(answer: Optimal) -> Table:
     rows = tuple(
         (
-            SHORT.get(each.law.name, each.law.name),
-            _count(each.parameters),
-            format_count(short(each.tokens)),
-            f"{each.ratio:.3g}",
-            _loss(each.loss),
+            SHORT.get(choice.law.name, choice.law.name),
+            _count(choice.parameters),
+            format_count(short(choice.tokens)),
+            f"{choice.ratio:.3g}",
+            _loss(choice.loss),
         )
-        for each in answer.choices
+        for choice in answer.choices
     )
     return Table("laws", ("law", "parameters N", "tokens D", "D/N", "loss"), rows, align="lrrrr")
 
 
 def _law_notes(answer: Optimal) -> list[str]:
     lines = [f"Losses by {answer.loss_law.title}, nats per token of its own data; ranges are {_ranges(answer)}."]
-    noted = [each.law for each in answer.choices if each.law.note]
+    noted = [choice.law for choice in answer.choices if choice.law.note]
     return [*lines, *(f"{SHORT.get(law.name, law.name)}: {law.note}." for law in noted)]
 
 
 def _ranges(answer: Optimal) -> str:
-    means = dict.fromkeys(each.parameters.means for each in answer.choices if each.parameters.means)
+    means = dict.fromkeys(choice.parameters.means for choice in answer.choices if choice.parameters.means)
     return " or ".join(means) + "; without one, none is known" if means else "not known"
 
 
@@ -138,13 +138,13 @@ def _loss(between: Between) -> str:
 
 
 def _off(answer: Optimal) -> Section:
-    rows = [_off_row(each) for each in answer.off]
+    rows = [_off_row(off_optimum) for off_optimum in answer.off]
     if answer.asked is not None:
         rows.append(_off_row(answer.asked, "asked: "))
     columns = ("D/N", "N", "D", "loss", "above best", "more compute")
-    found = Table("off the optimum", columns, tuple(rows), align="rrrrrr")
+    table = Table("off the optimum", columns, tuple(rows), align="rrrrrr")
     meaning = "more compute: than the least compute that reaches the same loss."
-    return section("Off the optimum with the same budget (losses by the loss law)", found, meaning)
+    return section("Off the optimum with the same budget (losses by the loss law)", table, meaning)
 
 
 def _off_row(each: OffOptimum, before: str = "") -> tuple[Cell, ...]:
@@ -158,30 +158,30 @@ def _off_row(each: OffOptimum, before: str = "") -> tuple[Cell, ...]:
     )
 
 
-def _served(answer: Optimal, found: Served) -> tuple[str, ...]:
+def _served(answer: Optimal, served: Served) -> tuple[str, ...]:
     best = answer.loss_law.parameters(answer.budget.flops).value
     return (
-        f"With {format_count(found.inference_tokens)} tokens served (6 N D + 2 N D_inference, same loss): "
-        f"{format_count(short(found.parameters))} parameters on {format_count(short(found.tokens))} tokens, "
-        f"{found.tokens / found.parameters:.3g} per parameter, instead of {format_count(short(best))}.",
-        f"Training {format_flops(found.training_flops)} + serving {format_flops(found.inference_flops)} = "
-        f"{format_flops(found.total_flops)}, {format_percent(found.saved)} less in all than the optimum of training "
+        f"With {format_count(served.inference_tokens)} tokens served (6 N D + 2 N D_inference, same loss): "
+        f"{format_count(short(served.parameters))} parameters on {format_count(short(served.tokens))} tokens, "
+        f"{served.tokens / served.parameters:.3g} per parameter, instead of {format_count(short(best))}.",
+        f"Training {format_flops(served.training_flops)} + serving {format_flops(served.inference_flops)} = "
+        f"{format_flops(served.total_flops)}, {format_percent(served.saved)} less in all than the optimum of training "
         "alone. FLOPs only: serving reaches less of the peak (Sardana et al. 2023, arXiv 2401.00448).",
     )
 
 
-def _repeated(found: Repeated) -> str:
-    unique = format_count(found.unique)
-    if found.epochs <= 1:
+def _repeated(repeated: Repeated) -> str:
+    unique = format_count(repeated.unique)
+    if repeated.epochs <= 1:
         line = f"{unique} tokens are enough: nothing is repeated"
     else:
         line = (
-            f"With {unique} tokens in all: {format_count(short(found.parameters))} parameters on "
-            f"{format_count(short(found.tokens))}, {found.epochs:.1f} epochs, loss {found.loss:.3f}; the "
-            f"{format_count(short(found.unconstrained_parameters))} that are best with endless data reach "
-            f"{found.loss_of_it:.3f}"
+            f"With {unique} tokens in all: {format_count(short(repeated.parameters))} parameters on "
+            f"{format_count(short(repeated.tokens))}, {repeated.epochs:.1f} epochs, loss {repeated.loss:.3f}; the "
+            f"{format_count(short(repeated.unconstrained_parameters))} that are best with endless data reach "
+            f"{repeated.loss_of_it:.3f}"
         )
-    return sentence(f"{line} ({found.law.source})")
+    return sentence(f"{line} ({repeated.law.source})")
 
 
 def _field(value: object) -> str:
@@ -192,42 +192,42 @@ def _field(value: object) -> str:
     return " + ".join(f"{count} x {each}" for each, count in runs)
 
 
-def _affordable(answer: Optimal, found: Affordable) -> Section:
-    run = found.run
+def _affordable(answer: Optimal, affordable: Affordable) -> Section:
+    run = affordable.run
     spec, recipe = run.model, run.recipe
     changed = [
-        f"{each.name} {_field(getattr(run.layout, each.name))}"
-        for each in fields(run.layout)
-        if getattr(run.layout, each.name) != each.default
+        f"{field.name} {_field(getattr(run.layout, field.name))}"
+        for field in fields(run.layout)
+        if getattr(run.layout, field.name) != field.default
     ]
     rows = tuple(
         (
             f"{at + 1}",
-            format_count(short(each.wanted)),
-            format_count(short(each.parameters)),
-            "not known" if each.mfu is None else format_percent(each.mfu),
-            "" if each.tokens is None else format_count(short(each.tokens)),
+            format_count(short(iteration.wanted)),
+            format_count(short(iteration.parameters)),
+            "not known" if iteration.mfu is None else format_percent(iteration.mfu),
+            "" if iteration.tokens is None else format_count(short(iteration.tokens)),
         )
-        for at, each in enumerate(found.iterations)
+        for at, iteration in enumerate(affordable.iterations)
     )
     lines = []
-    if found.best not in (-1, len(found.iterations) - 1):
+    if affordable.best not in (-1, len(affordable.iterations) - 1):
         lines.append(
-            f"The answer is iteration {found.best + 1}, whose loss is the lowest: models of nearly one size differ in "
-            "how well they can be spread over the devices."
+            f"The answer is iteration {affordable.best + 1}, whose loss is the lowest: models of nearly one size "
+            "differ in how well they can be spread over the devices."
         )
-    settings = "".join(f", {each}" for each in _settings(recipe))
-    memory = f"{format_nbytes(found.memory.nbytes)} of {format_nbytes(found.memory.usable_nbytes)}"
-    alone = f"; {TENSORS_ALONE}" if found.memory.tensors_alone else ""
-    if found.forecast.chance_of_fitting is not None:
-        alone += f" (fits: {chance(found.forecast.chance_of_fitting)})"
+    settings = "".join(f", {setting}" for setting in _settings(recipe))
+    memory = f"{format_nbytes(affordable.memory.nbytes)} of {format_nbytes(affordable.memory.usable_nbytes)}"
+    alone = f"; {TENSORS_ALONE}" if affordable.memory.tensors_alone else ""
+    if affordable.forecast.chance_of_fitting is not None:
+        alone += f" (fits: {chance(affordable.forecast.chance_of_fitting)})"
     lines += [
         f"d_model {spec.d_model}, {spec.n_layers} layers, {spec.attention.n_heads} heads ({spec.kv_heads} key-value), "
-        f"d_ff {spec.feed_forward.d_ff}, vocabulary {spec.vocab_size:,}: {found.family}.",
+        f"d_ff {spec.feed_forward.d_ff}, vocabulary {spec.vocab_size:,}: {affordable.family}.",
         f"{', '.join(changed) or 'one device'}; {recipe.precision.kind}, micro-batch {recipe.micro_batch} of "
         f"{recipe.seq_len:,} tokens, {recipe.global_batch:,} sequences a step, recomputation "
         f"{recipe.activation_checkpointing.kind}{settings}. A device needs {memory}{alone}.",
-        *(sentence(each) for each in (found.note, *found.forecast.notes) if each),
+        *(sentence(note) for note in (affordable.note, *affordable.forecast.notes) if note),
     ]
     what = "What fits" if answer.asked is None else "What fits of the requested model"
     columns = ("iteration", "N wanted", "N", "6ND / peak", "tokens of steps alone")
@@ -240,9 +240,9 @@ def _settings(recipe: Recipe) -> list[str]:
     return [as_override(f"recipe.{path}", value) for path, value in chosen(recipe).items() if path not in _IN_WORDS]
 
 
-def _affords(answer: Optimal, found: Affordable) -> Iterator[str]:
+def _affords(answer: Optimal, affordable: Affordable) -> Iterator[str]:
     """The step of the affordable run, and the run; as bounds where the device's efficiency is not known."""
-    forecast = found.forecast
+    forecast = affordable.forecast
     basis = forecast.basis.get("step_seconds", "")
     if forecast.mfu is not None and forecast.tokens_per_second is not None and forecast.step_seconds is not None:
         step = format_seconds(forecast.step_seconds) + between(forecast, "step_seconds", format_seconds)
@@ -251,16 +251,16 @@ def _affords(answer: Optimal, found: Affordable) -> Iterator[str]:
             f"{format_percent(forecast.mfu)} with attention counted (the rule's 6 N D leaves it out), "
             f"{BASES.get(basis, basis)}."
         )
-    if found.tokens is not None and found.ratio is not None and forecast.total_seconds is not None:
-        loss = answer.loss_law.loss_between(found.parameters, found.tokens)
+    if affordable.tokens is not None and affordable.ratio is not None and forecast.total_seconds is not None:
+        loss = answer.loss_law.loss_between(affordable.parameters, affordable.tokens)
         of_step, tokens = forecast.intervals.get("step_seconds"), ""
         if of_step is not None and forecast.step_seconds is not None:
-            slow, fast = (found.tokens * forecast.step_seconds / each for each in (of_step.high, of_step.low))
+            slow, fast = (affordable.tokens * forecast.step_seconds / each for each in (of_step.high, of_step.low))
             tokens = f" ({ends(Interval(slow, fast), format_count)})"
         affords, at_best = ("affords at most", " at best") if basis == "bound" else ("affords", "")
         yield (
-            f"So the budget {affords} {format_count(short(found.parameters))} parameters on "
-            f"{format_count(short(found.tokens))} tokens{tokens} ({_each(found.ratio)} each) in "
+            f"So the budget {affords} {format_count(short(affordable.parameters))} parameters on "
+            f"{format_count(short(affordable.tokens))} tokens{tokens} ({_each(affordable.ratio)} each) in "
             f"{forecast.total_seconds / SECONDS_PER_DAY:.4g} days, including evaluation, checkpoints and failures: "
             f"loss {_loss(loss)}{at_best}."
         )
@@ -268,7 +268,8 @@ def _affords(answer: Optimal, found: Affordable) -> Iterator[str]:
 
 def _sources(answer: Optimal) -> Section:
     lines = [
-        f"{SHORT.get(each.law.name, each.law.name)}: {each.law.source}, read {each.law.date}" for each in answer.choices
+        f"{SHORT.get(choice.law.name, choice.law.name)}: {choice.law.source}, read {choice.law.date}"
+        for choice in answer.choices
     ]
     if answer.loss_law.covariance_source:
         lines.append(f"Ranges of the refit: covariance {answer.loss_law.covariance_source}")
@@ -288,12 +289,12 @@ def _data(answer: Optimal) -> dict[str, Any]:
         "tokens": answer.tokens,
         "choices": [
             {
-                **plain(each, less={Choice: ("law",)}),
-                "law": each.law.name,
-                "tokens_per_parameter": each.ratio,
-                **{name: getattr(each.law, name) for name in ("title", "source", "date", "note")},
+                **plain(choice, less={Choice: ("law",)}),
+                "law": choice.law.name,
+                "tokens_per_parameter": choice.ratio,
+                **{name: getattr(choice.law, name) for name in ("title", "source", "date", "note")},
             }
-            for each in answer.choices
+            for choice in answer.choices
         ],
         "loss_law": answer.loss_law.name,
         "off_optimum": plain(answer.off),
@@ -304,34 +305,35 @@ def _data(answer: Optimal) -> dict[str, Any]:
     }
 
 
-def _repeated_data(found: Repeated) -> dict[str, Any]:
-    return {**plain(found, more={Repeated: ("epochs",)}, less={Repeated: ("law",)}), "law": found.law.name}
+def _repeated_data(repeated: Repeated) -> dict[str, Any]:
+    return {**plain(repeated, more={Repeated: ("epochs",)}, less={Repeated: ("law",)}), "law": repeated.law.name}
 
 
-def _affordable_data(found: Affordable) -> dict[str, Any]:
+def _affordable_data(affordable: Affordable) -> dict[str, Any]:
     """A run file's sections but for the data, and what is predicted."""
-    spec, recipe, layout = found.run.model, found.run.recipe, found.run.layout
-    changed = [each.name for each in fields(layout) if getattr(layout, each.name) != getattr(Layout(), each.name)]
+    spec, recipe, layout = affordable.run.model, affordable.run.recipe, affordable.run.layout
+    changed = [field.name for field in fields(layout) if getattr(layout, field.name) != getattr(Layout(), field.name)]
     shown = ("seq_len", "global_batch", "micro_batch", "precision", "activation_checkpointing", "compile")
     return {
-        "family": found.family,
-        "parameters": found.parameters,
-        "tokens": found.tokens,
-        "tokens_per_parameter": found.ratio,
-        "mfu_6nd": found.mfu,
-        **{name: getattr(found.forecast, name) for name in ("mfu", "tokens_per_second", "step_seconds")},
-        "basis": found.forecast.basis.get("step_seconds"),
-        "intervals": plain(found.forecast.intervals),
-        "chance_of_fitting": found.forecast.chance_of_fitting,
+        "family": affordable.family,
+        "parameters": affordable.parameters,
+        "tokens": affordable.tokens,
+        "tokens_per_parameter": affordable.ratio,
+        "mfu_6nd": affordable.mfu,
+        **{name: getattr(affordable.forecast, name) for name in ("mfu", "tokens_per_second", "step_seconds")},
+        "basis": affordable.forecast.basis.get("step_seconds"),
+        "intervals": plain(affordable.forecast.intervals),
+        "chance_of_fitting": affordable.forecast.chance_of_fitting,
         "model": table_of(spec),
         "recipe": {name: field_at(recipe, name) for name in shown},
         "layout": {name: plain(getattr(layout, name)) for name in changed},
-        "memory_nbytes": found.memory.nbytes,
-        "usable_nbytes": found.memory.usable_nbytes,
+        "memory_nbytes": affordable.memory.nbytes,
+        "usable_nbytes": affordable.memory.usable_nbytes,
         "iterations": [
-            {"mfu_6nd": each.mfu, **plain(each, less={Iteration: ("run", "mfu")})} for each in found.iterations
+            {"mfu_6nd": iteration.mfu, **plain(iteration, less={Iteration: ("run", "mfu")})}
+            for iteration in affordable.iterations
         ],
-        "notes": [*([found.note] if found.note else []), *found.forecast.notes],
+        "notes": [*([affordable.note] if affordable.note else []), *affordable.forecast.notes],
     }
 
 

@@ -45,12 +45,12 @@ def _markers(answer: Optimal, place: Callable[[Point], tuple[float, float]]) -> 
 def _iso_flop(answer: Optimal) -> Chart:
     flops, law = answer.budget.flops, answer.loss_law
     middle = law.parameters(flops).value
-    sizes = [middle * exp(each / 20 * log(30)) for each in range(-20, 21)]
+    sizes = [middle * exp(index / 20 * log(30)) for index in range(-20, 21)]
     marks = list(_band(law, sizes, [flops / (6 * each) for each in sizes], sizes))
-    for at, each in enumerate(answer.choices):
-        size = each.parameters.value
+    for at, choice in enumerate(answer.choices):
+        size = choice.parameters.value
         if sizes[0] <= size <= sizes[-1]:
-            name, loss = SHORT.get(each.law.name, each.law.name), law.loss(size, flops / (6 * size))
+            name, loss = SHORT.get(choice.law.name, choice.law.name), law.loss(size, flops / (6 * size))
             colour = COLOURS[(at + 1) % len(COLOURS)]
             marks.append(Line([size], [loss], name, colour, width=0, symbol=SYMBOLS[at], size=11))
     marks += _markers(answer, lambda each: (each.parameters, each.loss))
@@ -60,9 +60,9 @@ def _iso_flop(answer: Optimal) -> Chart:
 
 def _frontier(answer: Optimal) -> Chart:
     flops, law = answer.budget.flops, answer.loss_law
-    budgets = [flops * 10 ** (each / 10) for each in range(-20, 21)]
-    best = [law.parameters(each).value for each in budgets]
-    marks = list(_band(law, best, [each / (6 * n) for each, n in zip(budgets, best, strict=True)], budgets))
+    budgets = [flops * 10 ** (index / 10) for index in range(-20, 21)]
+    best = [law.parameters(budget).value for budget in budgets]
+    marks = list(_band(law, best, [budget / (6 * n) for budget, n in zip(budgets, best, strict=True)], budgets))
     least = law.loss(best[20], flops / (6 * best[20]))
     marks.append(Line([flops], [least], "this budget", COLOURS[1], width=0, symbol="circle", size=10))
     marks += _markers(answer, lambda each: (6 * each.parameters * each.tokens, each.loss))
@@ -73,14 +73,26 @@ def _frontier(answer: Optimal) -> Chart:
 def trained_table(answer: Optimal) -> Table:
     """Published models: what they cost, and their loss by the loss law above the least of their cost."""
     law, rows = answer.loss_law, []
-    for each in trained_models():
-        flops, loss = training_flops(each.parameters, each.tokens), law.loss(each.parameters, each.tokens)
+    for trained_model in trained_models():
+        flops, loss = (
+            training_flops(trained_model.parameters, trained_model.tokens),
+            law.loss(trained_model.parameters, trained_model.tokens),
+        )
         best = law.parameters(flops).value
         above = loss - law.loss(best, law.tokens(flops))
-        ratio = each.tokens / each.parameters
+        ratio = trained_model.tokens / trained_model.parameters
         each_tokens = f"{ratio:,.{0 if ratio >= 100 else 1}f}"
         rows.append(
-            (each.title, each.parameters, each.tokens, each_tokens, flops, f"{loss:.3f}", f"{above:.3f}", each.source)
+            (
+                trained_model.title,
+                trained_model.parameters,
+                trained_model.tokens,
+                each_tokens,
+                flops,
+                f"{loss:.3f}",
+                f"{above:.3f}",
+                trained_model.source,
+            )
         )
     columns = ("model", "N", "D", "D/N", "6 N D", "loss", "above best", "source")
     units = ("", "count", "count", "", "flops")
@@ -91,21 +103,21 @@ def _plane(answer: Optimal) -> Chart:
     """N against D: lines of equal FLOPs and of equal loss around this budget, and published models."""
     flops, law = answer.budget.flops, answer.loss_law
     trained, chosen = trained_models(), answer.chosen
-    sizes = _spread([*(each.parameters for each in trained), *(each.parameters.value for each in answer.choices)])
-    tokens = _spread([*(each.tokens for each in trained), *(each.tokens for each in answer.choices)])
+    sizes = _spread([*(model.parameters for model in trained), *(choice.parameters.value for choice in answer.choices)])
+    tokens = _spread([*(model.tokens for model in trained), *(choice.tokens for choice in answer.choices)])
     marks = []
     for at, times in enumerate((0.01, 1, 100)):
         budget = flops * times
         name = f"{'this budget' if times == 1 else f'{times:g} x this budget'}: {budget:.2g} FLOP"
         width, dash = (2, "solid") if times == 1 else (1, "dot")
-        marks.append(Line(sizes, [budget / (6 * each) for each in sizes], name, COLOURS[1], width, dash))
+        marks.append(Line(sizes, [budget / (6 * size) for size in sizes], name, COLOURS[1], width, dash))
         loss = law.loss(law.parameters(budget).value, law.tokens(budget))
-        equal = [law.tokens_at_loss(each, loss) for each in sizes]
+        equal = [law.tokens_at_loss(size, loss) for size in sizes]
         marks.append(Line(sizes, equal, f"loss {loss:.3f}", COLOURS[at + 2]))
     marks.append(
-        Line([each.parameters for each in trained], [each.tokens for each in trained], "published models", width=0,
-             symbol="circle", size=7, texts=[each.title for each in trained],
-             said=[f"{each.title}: {each.parameters:.3g} parameters, {each.tokens:.3g} tokens" for each in trained])
+        Line([model.parameters for model in trained], [model.tokens for model in trained], "published models", width=0,
+             symbol="circle", size=7, texts=[model.title for model in trained],
+             said=[f"{model.title}: {model.parameters:.3g} parameters, {model.tokens:.3g} tokens" for model in trained])
     )  # fmt: skip
     name = f"best by {SHORT.get(chosen.law.name, chosen.law.name)}"
     marks.append(Line([chosen.parameters.value], [chosen.tokens], name, COLOURS[5], width=0, symbol="star", size=12))
@@ -120,17 +132,17 @@ def _plane(answer: Optimal) -> Chart:
 def _spread(values: list[float]) -> list[float]:
     """Sixty values from half the least to twice the most, evenly in logarithms."""
     low, high = log(min(values) / 2), log(2 * max(values))
-    return [exp(low + (high - low) * each / 60) for each in range(61)]
+    return [exp(low + (high - low) * index / 60) for index in range(61)]
 
 
 def _band(law: LossLaw, parameters: list[float], tokens: list[float], along: list[float]) -> Iterator[Mark]:
     """The loss along a line of models, and the band of its error where one is known."""
-    found = [law.loss_between(n, d) for n, d in zip(parameters, tokens, strict=True)]
-    ends = [(each.low, each.high) for each in found if each.low is not None and each.high is not None]
-    if len(ends) == len(found):
+    betweens = [law.loss_between(n, d) for n, d in zip(parameters, tokens, strict=True)]
+    ends = [(between.low, between.high) for between in betweens if between.low is not None and between.high is not None]
+    if len(ends) == len(betweens):
         heights = [high - low for low, high in ends]
-        yield Area(along, {found[0].means: heights}, floor=[low for low, _ in ends], opacity=0.18)
-    yield Line(along, [each.value for each in found], law.title)
+        yield Area(along, {betweens[0].means: heights}, floor=[low for low, _ in ends], opacity=0.18)
+    yield Line(along, [between.value for between in betweens], law.title)
 
 
 def besides(answer: Optimal) -> Iterator[tuple[str, Point]]:
@@ -145,8 +157,11 @@ def besides(answer: Optimal) -> Iterator[tuple[str, Point]]:
     if (repeated := answer.repeated) is not None and repeated.epochs > 1:
         name = f"{format_count(repeated.unique)} tokens, repeated ({SHORT.get(repeated.law.name, repeated.law.name)})"
         yield name, Point(repeated.parameters, repeated.tokens, repeated.loss)
-    if (found := answer.affordable) is not None and found.tokens is not None:
-        yield "affordable", Point(found.parameters, found.tokens, law.loss(found.parameters, found.tokens))
+    if (affordable := answer.affordable) is not None and affordable.tokens is not None:
+        yield (
+            "affordable",
+            Point(affordable.parameters, affordable.tokens, law.loss(affordable.parameters, affordable.tokens)),
+        )
 
 
 class Point(NamedTuple):

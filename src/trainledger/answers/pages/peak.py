@@ -87,10 +87,10 @@ class PeakOfTensors:
 def tensors_at_peak(ledger: Ledger) -> PeakOfTensors:
     """The composition of a ledger's peak. Raises ValueError for a ledger without entries."""
     peak = ledger.peak()
-    live = [each for each in ledger.tensors if each.lives(peak.index) and each.category != HOST]
+    live = [tensor for tensor in ledger.tensors if tensor.lives(peak.index) and tensor.category != HOST]
     uncounted = dict(peak.by_category)
-    for each in live:
-        uncounted[each.category] = uncounted.get(each.category, 0) - each.nbytes
+    for life in live:
+        uncounted[life.category] = uncounted.get(life.category, 0) - life.nbytes
     return PeakOfTensors(
         peak.nbytes,
         peak.index,
@@ -103,7 +103,7 @@ def tensors_at_peak(ledger: Ledger) -> PeakOfTensors:
 
 def _ordered(nbytes: dict[str, int]) -> dict[str, int]:
     rest = [each for each in nbytes if each not in CATEGORIES]
-    return {each: nbytes[each] for each in (*CATEGORIES, *rest) if each in nbytes}
+    return {category: nbytes[category] for category in (*CATEGORIES, *rest) if category in nbytes}
 
 
 def _alike(lives: Iterable[TensorLife], ledger: Ledger) -> list[LiveTensors]:
@@ -111,22 +111,22 @@ def _alike(lives: Iterable[TensorLife], ledger: Ledger) -> list[LiveTensors]:
     # Where a trace broke off it is not known until when live tensors would have lived.
     broken_off = len(ledger) - 1 if ledger.partial else None
     groups: dict[tuple[Any, ...], list[TensorLife]] = {}
-    for each in lives:
-        until = "" if each.died is None or each.died == broken_off else _after(ledger.entries[each.died])
+    for live in lives:
+        until = "" if live.died is None or live.died == broken_off else _after(ledger.entries[live.died])
         key = (
-            each.nbytes, each.category, each.dtype, each.shape, starred(each.name), starred(each.path), each.phase,
-            each.line, until, each.born < 0,
+            live.nbytes, live.category, live.dtype, live.shape, starred(live.name), starred(live.path), live.phase,
+            live.line, until, live.born < 0,
         )  # fmt: skip
-        groups.setdefault(key, []).append(each)
+        groups.setdefault(key, []).append(live)
     groups_of = [
         LiveTensors(
-            len(group), sum(each.nbytes for each in group), category, dtype, shape,
-            _common([each.name for each in group]), _common([each.path for each in group]), phase, line,
-            (min(each.born for each in group), max(each.born for each in group)), until,
+            len(group), sum(life.nbytes for life in group), category, dtype, shape,
+            _common([life.name for life in group]), _common([life.path for life in group]), phase, line,
+            (min(life.born for life in group), max(life.born for life in group)), until,
         )
         for (_, category, dtype, shape, _, _, phase, line, until, _), group in groups.items()
     ]  # fmt: skip
-    return sorted(groups_of, key=lambda each: -each.nbytes)
+    return sorted(groups_of, key=lambda group: -group.nbytes)
 
 
 def _common(paths: list[str]) -> str:
@@ -177,10 +177,13 @@ def peak_sections(ledger: Ledger, top: int = 15) -> tuple[Section, ...]:
 
 def _tensors(peak: PeakOfTensors, top: int) -> Table:
     shown, rest = peak.live[:top], peak.live[top:]
-    rows: list[tuple[Cell, ...]] = [(each.nbytes, _share(each.nbytes, peak.nbytes), each.sentence) for each in shown]
+    rows: list[tuple[Cell, ...]] = [
+        (live_tensors.nbytes, _share(live_tensors.nbytes, peak.nbytes), live_tensors.sentence) for live_tensors in shown
+    ]
     if rest:
-        nbytes = sum(each.nbytes for each in rest)
-        others = f"{counted(sum(each.count for each in rest), 'other tensor')} of {counted(len(rest), 'kind')}"
+        nbytes = sum(live_tensors.nbytes for live_tensors in rest)
+        count = sum(live_tensors.count for live_tensors in rest)
+        others = f"{counted(count, 'other tensor')} of {counted(len(rest), 'kind')}"
         rows.append((nbytes, _share(nbytes, peak.nbytes), others))
     for category, nbytes in peak.uncounted.items():
         where = "inside the operation while it runs" if category == "scratch" else "not listed one by one"
@@ -201,7 +204,7 @@ def peak_data(ledger: Ledger) -> dict[str, Any]:
         "index": peak.index,
         "at": place(peak.entry),
         "by_category": peak.by_category,
-        "tensors": [plain(each) | {"until": each.until or None} for each in peak.live],
+        "tensors": [plain(live_tensors) | {"until": live_tensors.until or None} for live_tensors in peak.live],
         "uncounted": peak.uncounted,
         "partial": ledger.partial,
     }

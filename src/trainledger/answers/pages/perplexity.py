@@ -32,9 +32,9 @@ def page(losses: Losses, asked: Mapping[str, Any]) -> Document:
             ("weights", f"{asked['weights']} in {asked['dtype']}"),
         )
     )
-    hardest = sorted(losses.documents, key=lambda each: each.nats / each.tokens, reverse=True)[:SHOWN]
+    hardest = sorted(losses.documents, key=lambda document: document.nats / document.tokens, reverse=True)[:SHOWN]
     rows = tuple(
-        (each.place, each.tokens, f"{each.nats / each.tokens:.4f}", f"{each.perplexity:.4g}") for each in hardest
+        (loss.place, loss.tokens, f"{loss.nats / loss.tokens:.4f}", f"{loss.perplexity:.4g}") for loss in hardest
     )
     columns = ("document", "tokens", "nats per token", "perplexity")
     table = Table("documents", columns, rows, units=("", "integer"), align="lrrr")
@@ -71,5 +71,5 @@ def _data(losses: Losses, asked: Mapping[str, Any]) -> dict[str, Any]:
         **_figures(losses),
         **({"sources": sources} if sources else {}),
         **asked,
-        "documents": [vars(each) | {"perplexity": each.perplexity} for each in losses.documents],
+        "documents": [vars(document) | {"perplexity": document.perplexity} for document in losses.documents],
     }

@@ -33,7 +33,7 @@ def plain(value: Any, more: Shape | None = None, less: Shape | None = None) -> A
     if isinstance(value, Run):
         return run_data(value)
     if is_dataclass(value) and not isinstance(value, type):
-        names = [*(each.name for each in fields(value)), *more.get(type(value), ())]
+        names = [*(field.name for field in fields(value)), *more.get(type(value), ())]
         of = {name: getattr(value, name) for name in names if name not in less.get(type(value), ())}
         return {name: plain(each, more, less) for name, each in of.items() if not isinstance(each, Ledger)}
     if isinstance(value, Mapping):
@@ -65,14 +65,14 @@ def error_json(error: InvalidInput) -> dict[str, Any]:
     """What is wrong, for programs: every problem with what its sentence is made of."""
     problems = [
         {
-            "field": each.field,
-            "value": _plain(each.value),
-            "rule": each.rule,
-            "nearest": _plain(each.nearest),
-            "sentence": str(each),
-            "where": each.where or error.where,
+            "field": problem.field,
+            "value": _plain(problem.value),
+            "rule": problem.rule,
+            "nearest": _plain(problem.nearest),
+            "sentence": str(problem),
+            "where": problem.where or error.where,
         }
-        for each in error.problems
+        for problem in error.problems
     ]
     return {"error": problems, "where": error.where}
 

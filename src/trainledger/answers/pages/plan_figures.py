@@ -56,17 +56,17 @@ def figures(plan: Plan) -> list[Chart]:
     if plan.machine is not None and forecast.step_seconds is not None:
         one = RankAccount(rank_plan(plan.run), 1, plan.ledger)
         charts.append(step_timeline(spans(plan.ranks or (one,), plan.machine), forecast.step_seconds, unfit))
-    return [each for each in charts if each is not None]
+    return [chart for chart in charts if chart is not None]
 
 
 def waterfall(bars: Sequence[Bar], title: str) -> Chart:
     """The causes of a time as bars, each beginning where the one before ended, in the unit that suits the whole."""
-    total = sum(each.nanoseconds for each in bars) / 10**9
+    total = sum(bar.nanoseconds for bar in bars) / 10**9
     scale, unit = next((each for each in _UNITS if total >= each[0] * (2 if each[0] > 1 else 1)), _UNITS[-1])
-    shown, ends = [each for each in bars if each.nanoseconds], [0.0]
-    for each in shown:
-        ends.append(each.seconds / scale if each.cause == NAPKIN else ends[-1] + each.seconds / scale)
-    names = [*(each.cause for each in shown), "in all"]
+    shown, ends = [bar for bar in bars if bar.nanoseconds], [0.0]
+    for bar in shown:
+        ends.append(bar.seconds / scale if bar.cause == NAPKIN else ends[-1] + bar.seconds / scale)
+    names = [*(bar.cause for bar in shown), "in all"]
     steps = [(start, end) for start, end in pairwise(ends)]
     last = [(0.0, total / scale)]
     marks: list[Mark] = [
@@ -97,8 +97,8 @@ def waterfall(bars: Sequence[Bar], title: str) -> Chart:
 
 def waterfall_table(bars: Sequence[Bar]) -> Table:
     """The causes of a time with their seconds and shares of the whole; those that are nothing are left out."""
-    whole = sum(each.seconds for each in bars)
-    rows = [(each.cause, each.seconds, each.seconds / whole) for each in bars if each.nanoseconds]
+    whole = sum(bar.seconds for bar in bars)
+    rows = [(bar.cause, bar.seconds, bar.seconds / whole) for bar in bars if bar.nanoseconds]
     columns, units = ("cause", "time", "share"), ("", "seconds", "share")
     return Table("time", columns, (*rows, ("in all", whole, 1.0)), units=units, align="lrr")
 
@@ -112,29 +112,29 @@ def step_timeline(spans: Sequence[Span], step_seconds: float, note: str = "") ->
     """
     if not spans:
         return None
-    busy = max(each.end for each in spans)
+    busy = max(span.end for span in spans)
     last = max(busy, step_seconds)
     scale, unit = next((each for each in ((1.0, "s"), (1e-3, "ms")) if last >= each[0]), (1e-6, "us"))
-    lanes = list(dict.fromkeys(each.stream for each in spans))
+    lanes = list(dict.fromkeys(span.stream for span in spans))
     marks = []
     for what, colour in _COLOUR_OF.items():
         for kind, opacity in ((what, 1.0), (f"more {what}", _PALER)):
-            own = [each for each in spans if each.what == kind]
+            own = [span for span in spans if span.what == kind]
             if own:
                 marks.append(
                     Bars(
-                        [lanes.index(each.stream) for each in own],
-                        [each.start / scale for each in own],
-                        [each.end / scale for each in own],
+                        [lanes.index(span.stream) for span in own],
+                        [span.start / scale for span in own],
+                        [span.end / scale for span in own],
                         _NAME_OF.get(what, what),
                         colour,
-                        [f"{each.name}, {format_seconds(each.end - each.start)}" for each in own],
+                        [f"{span.name}, {format_seconds(span.end - span.start)}" for span in own],
                         thick=_LANE,
                         opacity=opacity,
                         edge=WHITE,
                     )
                 )
-    if any(each.what.startswith("more ") for each in spans):  # no bar: the legend says what paler is
+    if any(span.what.startswith("more ") for span in spans):  # no bar: the legend says what paler is
         marks.append(Bars((), (), (), "paler: many rounds, alike", COLOURS[0], opacity=_PALER))
     if last - busy > _LEAST * last:
         said = (
@@ -161,8 +161,8 @@ def step_timeline(spans: Sequence[Span], step_seconds: float, note: str = "") ->
 def rules_table(rules: Iterable[RuleOfThumb]) -> Table:
     """Rules of thumb and how far each is off the ledger."""
     rows = tuple(
-        (each.quantity, each.rule, Amount(each.by_rule, each.unit), Amount(each.by_ledger, each.unit), each.error)
-        for each in rules
+        (rule.quantity, rule.rule, Amount(rule.by_rule, rule.unit), Amount(rule.by_ledger, rule.unit), rule.error)
+        for rule in rules
     )
     columns = ("", "rule of thumb", "estimate", "ledger", "error")
     return Table("rules of thumb", columns, rows, units=("", "", "", "", "change"), align="llrrr")

@@ -68,12 +68,12 @@ def page(found: Profile | ProfileBeside, *, most: int | None = None) -> Document
     )
 
 
-def _beside(found: ProfileBeside, most: int) -> Document:
-    profile, ranks = found.profile, found.ranks
+def _beside(beside: ProfileBeside, most: int) -> Document:
+    profile, ranks = beside.profile, beside.ranks
     first = [] if ranks is None else ranks.document().sections[:1]
-    predicted = [bar.predicted_ns for bar in found.bars if bar.predicted_ns is not None]
-    rows = [(bar.cause, bar.predicted_ns, bar.measured_ns) for bar in found.bars]
-    rows.append(("in all", sum(predicted) if predicted else None, sum(bar.measured_ns for bar in found.bars)))
+    predicted = [bar.predicted_ns for bar in beside.bars if bar.predicted_ns is not None]
+    rows = [(bar.cause, bar.predicted_ns, bar.measured_ns) for bar in beside.bars]
+    rows.append(("in all", sum(predicted) if predicted else None, sum(bar.measured_ns for bar in beside.bars)))
     bars = Table(
         "beside",
         ("of the time of a step", "forecast", "measured", "measured - forecast"),
@@ -86,45 +86,45 @@ def _beside(found: ProfileBeside, most: int) -> Document:
             f"({EFFECTS[remedy.change.effect]})",
             commands(remedy.change.sets),
         )
-        for remedy in found.remedies
+        for remedy in beside.remedies
     ]
     return Document(
         title=f"{profile.path}: where the time of a step went, against the forecast",
-        verdict=next((note for note in found.notes if note.startswith(FOREIGN)), ""),
+        verdict=next((note for note in beside.notes if note.startswith(FOREIGN)), ""),
         sections=sections(
             Facts(tuple(_facts(profile))),
             *first,
-            section("Against the forecast", Facts(tuple(_facts_beside(found))), bars),
-            section("Measured, from the account's model FLOPs at the peak", Bars(tuple(short_bars(found.waterfall)))),
+            section("Against the forecast", Facts(tuple(_facts_beside(beside))), bars),
+            section("Measured, from the account's model FLOPs at the peak", Bars(tuple(short_bars(beside.waterfall)))),
             section("What to change", Items(tuple(remedies))) if remedies else None,
-            section("Operations of the account and of the trace", *_operations(found, most)),
+            section("Operations of the account and of the trace", *_operations(beside, most)),
             section("Where to look first", causes_of(profile)) if profile.causes else None,
             *work_of(profile, most),
             notes(shown_last(profile.doubts)),
-            notes(found.notes),
+            notes(beside.notes),
         ),
-        data=lambda: {**_data(profile), **({} if ranks is None else ranks.document().data()), **_data_beside(found)},
-        figures=lambda: _charts_beside(found),
+        data=lambda: {**_data(profile), **({} if ranks is None else ranks.document().data()), **_data_beside(beside)},
+        figures=lambda: _charts_beside(beside),
     )
 
 
-def work_of(found: Profile, most: int) -> Iterator[Section | None]:
+def work_of(profile: Profile, most: int) -> Iterator[Section | None]:
     """The tables of kernels, matmuls and collectives."""
     room = _LONGEST_NAME if most < _ROWS_OF_A_PAGE else 5 * _LONGEST_NAME  # of a kernel's name
-    length = max(found.step.nanoseconds, 1)
+    length = max(profile.step.nanoseconds, 1)
     yield _table(
         "kernels",
         ("kernel", "kind", "runs", "time", "share"),
         [
             (short_name(ran.name, room), ran.kind, ran.count, ran.nanoseconds, ran.nanoseconds / length)
-            for ran in found.kernels[:most]
+            for ran in profile.kernels[:most]
         ],
         ("", "", "count", "nanoseconds", "share"),
     )
     yield _table(
         "matmuls",
         ("kind", "shape", "format", "runs", "time", "speed", "of peak", "again"),
-        [_matmul(found, rate) for rate in found.matmuls[:most]],
+        [_matmul(profile, rate) for rate in profile.matmuls[:most]],
         ("", "", "", "count", "nanoseconds", "flops_per_second", "share", ""),
     )
     yield _table(
@@ -132,7 +132,7 @@ def work_of(found: Profile, most: int) -> Iterator[Section | None]:
         ("collective", "elements", "format", "ranks", "runs", "time"),
         [
             (sent.collective, sent.elements_in, sent.dtype, sent.ranks, sent.count, sent.nanoseconds)
-            for sent in found.collectives[:most]
+            for sent in profile.collectives[:most]
         ],
         ("", "count", "", "count", "count", "nanoseconds"),
     )
@@ -142,10 +142,10 @@ def _table(name: str, columns: tuple[str, ...], rows: list[tuple[Any, ...]], uni
     return section(name.capitalize(), Table(name, columns, tuple(rows), units)) if rows else None
 
 
-def _parts(found: Profile) -> Table:
-    length, rows = max(found.step.nanoseconds, 1), list[tuple[Any, ...]]()
-    for name, nanoseconds in found.step.parts_ns.items():
-        every = [step.parts_ns[name] for step in found.steps]
+def _parts(profile: Profile) -> Table:
+    length, rows = max(profile.step.nanoseconds, 1), list[tuple[Any, ...]]()
+    for name, nanoseconds in profile.step.parts_ns.items():
+        every = [step.parts_ns[name] for step in profile.steps]
         if any(every):
             rows.append((name, nanoseconds, nanoseconds / length, min(every), max(every)))
     columns = ("of the time of a step", "time", "share", "shortest", "longest")
@@ -164,45 +164,49 @@ def short_name(name: str, most: int = _LONGEST_NAME) -> str:
     return name if len(name) <= most else f"{name[: most - 3]}..."
 
 
-def _facts(found: Profile) -> Iterator[tuple[str, str]]:
-    if BROKEN_OFF in found.doubts:
+def _facts(profile: Profile) -> Iterator[tuple[str, str]]:
+    if BROKEN_OFF in profile.doubts:
         yield "file", BROKEN_OFF
-    if found.device_name:
-        known = f" ({found.device.title})" if found.device is not None else ", which the catalog does not know"
-        yield "device", found.device_name + known
-    if found.rank is not None:
-        yield "rank", f"{found.rank}" + (f" of {found.ranks}" if found.ranks else "")
-    lengths = [step.nanoseconds for step in found.steps]
+    if profile.device_name:
+        known = f" ({profile.device.title})" if profile.device is not None else ", which the catalog does not know"
+        yield "device", profile.device_name + known
+    if profile.rank is not None:
+        yield "rank", f"{profile.rank}" + (f" of {profile.ranks}" if profile.ranks else "")
+    lengths = [step.nanoseconds for step in profile.steps]
     some = ", ".join(shown(length, "nanoseconds") for length in lengths[:_ROWS])
-    yield "steps", f"{format_count(len(lengths))}, found by {found.found_by}: {some}"
-    step = found.step
+    yield "steps", f"{format_count(len(lengths))}, found by {profile.found_by}: {some}"
+    step = profile.step
     busy = format_percent(step.busy_ns / max(step.nanoseconds, 1))
-    yield "busy", f"{busy} of the step" + ("" if found.on_device else " in operators")
+    yield "busy", f"{busy} of the step" + ("" if profile.on_device else " in operators")
     if step.communication_ns:
         hidden = format_percent(step.overlapped_ns / step.communication_ns)
         time = shown(step.communication_ns, "nanoseconds")
         yield "communication", f"{time}, of which {hidden} lie beside computation"
-    if found.flops:
-        rate = format_flops_per_second(found.flops * NANOSECONDS_PER_SECOND / max(step.nanoseconds, 1))
-        mfu = "" if found.mfu is None else f", MFU {format_percent(found.mfu)}, HFU {format_percent(found.hfu or 0.0)}"
+    if profile.flops:
+        rate = format_flops_per_second(profile.flops * NANOSECONDS_PER_SECOND / max(step.nanoseconds, 1))
+        mfu = (
+            ""
+            if profile.mfu is None
+            else f", MFU {format_percent(profile.mfu)}, HFU {format_percent(profile.hfu or 0.0)}"
+        )
         yield "speed", f"{rate}{mfu} (matmuls, attention and convolutions whose shapes are known)"
-    if found.memory is not None:
-        yield "memory", f"{format_nbytes(found.memory.peak_nbytes)} at the most in the step, of PyTorch's allocator"
-    if found.flops > found.model_flops:
-        again = format_percent(1 - found.model_flops / found.flops)
+    if profile.memory is not None:
+        yield "memory", f"{format_nbytes(profile.memory.peak_nbytes)} at the most in the step, of PyTorch's allocator"
+    if profile.flops > profile.model_flops:
+        again = format_percent(1 - profile.model_flops / profile.flops)
         yield "recomputed", f"{again} of these FLOPs, which MFU leaves out"
 
 
-def _facts_beside(found: ProfileBeside) -> Iterator[tuple[str, str]]:
-    yield "account", f"of {found.rank}"
-    forecast, seconds = found.plan.forecast, found.profile.step.nanoseconds / NANOSECONDS_PER_SECOND
+def _facts_beside(beside: ProfileBeside) -> Iterator[tuple[str, str]]:
+    yield "account", f"of {beside.rank}"
+    forecast, seconds = beside.plan.forecast, beside.profile.step.nanoseconds / NANOSECONDS_PER_SECOND
     if forecast.step_seconds:
         ratio = seconds / float(forecast.step_seconds)
         told = format_seconds(forecast.step_seconds)
         yield "step", f"{format_seconds(seconds)}, {ratio:.3g} times the {told} of the forecast"
-    if found.mfu is not None:
+    if beside.mfu is not None:
         before = "" if forecast.mfu is None else f", forecast {format_percent(forecast.mfu)}"
-        yield "MFU", f"{format_percent(found.mfu)} by the account's model FLOPs{before}"
+        yield "MFU", f"{format_percent(beside.mfu)} by the account's model FLOPs{before}"
 
 
 def shown_last(doubts: Iterable[str]) -> tuple[str, ...]:
@@ -210,36 +214,36 @@ def shown_last(doubts: Iterable[str]) -> tuple[str, ...]:
     return tuple(doubt for doubt in doubts if doubt != BROKEN_OFF)
 
 
-def causes_of(found: Profile, most: int = _CAUSES) -> Items:
+def causes_of(profile: Profile, most: int = _CAUSES) -> Items:
     """What is most at stake: a sentence each, and the change in code."""
-    length = max(found.step.nanoseconds, 1)
+    length = max(profile.step.nanoseconds, 1)
     return Items(
         tuple(
             Item(
                 f"{cause.name}, {format_percent(cause.nanoseconds / length)} of the step: {cause.sentence}", cause.code
             )
-            for cause in found.causes[:most]
+            for cause in profile.causes[:most]
         )
     )
 
 
-def _matmul(found: Profile, rate: MatmulRate) -> tuple[Any, ...]:
-    speed, peak = rate.flops_per_second, found.peaks.get(rate.dtype)
+def _matmul(profile: Profile, rate: MatmulRate) -> tuple[Any, ...]:
+    speed, peak = rate.flops_per_second, profile.peaks.get(rate.dtype)
     share = None if speed is None or peak is None else speed / peak
     what = (rate.kind, rate.shape, rate.dtype, rate.count, rate.nanoseconds)
     return *what, speed, share, "recomputed" if rate.recomputed else ""
 
 
-def _operations(found: ProfileBeside, most: int) -> Iterator[Table | str]:
-    computed = [each for each in found.operations if each.unit == "FLOPs"]
-    moved = [each for each in found.operations if each.unit == "bytes"]
+def _operations(beside: ProfileBeside, most: int) -> Iterator[Table | str]:
+    computed = [operation for operation in beside.operations if operation.unit == "FLOPs"]
+    moved = [operation for operation in beside.operations if operation.unit == "bytes"]
     for name, some in (("matmuls and attention", computed), ("collectives", moved)):
         if some:
-            same = [each for each in some if each.equal]
-            equal, all_ = (sum(each.measured for each in group) for group in (same, some))
+            same = [operation for operation in some if operation.equal]
+            equal, all_ = (sum(operation.measured for operation in group) for group in (same, some))
             share = f", {format_percent(equal / all_)} of the {some[0].unit} of the trace" if all_ else ""
             yield f"{format_count(len(same))} of {format_count(len(some))} {name} are equal in count and size{share}."
-    rows = [each for each in found.operations if not each.equal]
+    rows = [operation for operation in beside.operations if not operation.equal]
     if rows:
         yield Table(
             "unexplained",
@@ -262,49 +266,49 @@ def _operations(found: ProfileBeside, most: int) -> Iterator[Table | str]:
         yield f"{len(rows) - most} more differ (--json has them)."
 
 
-def _charts_beside(found: ProfileBeside) -> list[Chart]:
-    charts = figures(found.profile, found.waterfall)
-    before = [Bar(each.cause, each.predicted_ns) for each in found.bars if each.predicted_ns is not None]
+def _charts_beside(beside: ProfileBeside) -> list[Chart]:
+    charts = figures(beside.profile, beside.waterfall)
+    before = [Bar(bar.cause, bar.predicted_ns) for bar in beside.bars if bar.predicted_ns is not None]
     return [*charts, waterfall(before, "Where a step goes, forecast")] if before else charts
 
 
-def _data(found: Profile) -> dict[str, Any]:
-    step = found.step
+def _data(profile: Profile) -> dict[str, Any]:
+    step = profile.step
     steps = [
-        {"name": each.step.name, "nanoseconds": each.nanoseconds, "parts_ns": dict(each.parts_ns)}
-        for each in found.steps
+        {"name": step_time.step.name, "nanoseconds": step_time.nanoseconds, "parts_ns": dict(step_time.parts_ns)}
+        for step_time in profile.steps
     ]
     return {
-        "path": found.path,
-        "device": found.device.name if found.device else None,
-        **named(found, "device_name rank ranks"),
-        "steps_found_by": found.found_by,
+        "path": profile.path,
+        "device": profile.device.name if profile.device else None,
+        **named(profile, "device_name rank ranks"),
+        "steps_found_by": profile.found_by,
         "steps": steps,
         "step": step.step.name,
         "step_seconds": step.nanoseconds / NANOSECONDS_PER_SECOND,
         "parts_ns": dict(step.parts_ns),
-        "waterfall": plain(list(found.waterfall)),
+        "waterfall": plain(list(profile.waterfall)),
         **named(step, "busy_ns communication_ns overlapped_ns"),
-        **named(found, "flops model_flops mfu hfu"),
-        "kernels": plain(list(found.kernels)),
-        "matmuls": plain(list(found.matmuls), more={MatmulRate: ("flops_per_second",)}),
-        **{name: plain(list(getattr(found, name))) for name in ("collectives", "causes")},
-        "doubts": list(found.doubts),
-        "memory": plain(found.memory),
+        **named(profile, "flops model_flops mfu hfu"),
+        "kernels": plain(list(profile.kernels)),
+        "matmuls": plain(list(profile.matmuls), more={MatmulRate: ("flops_per_second",)}),
+        **{name: plain(list(getattr(profile, name))) for name in ("collectives", "causes")},
+        "doubts": list(profile.doubts),
+        "memory": plain(profile.memory),
     }
 
 
-def _data_beside(found: ProfileBeside) -> dict[str, Any]:
-    forecast = found.plan.forecast
+def _data_beside(beside: ProfileBeside) -> dict[str, Any]:
+    forecast = beside.plan.forecast
     return {
-        "run": plain(found.plan.run), "account_of": found.rank, "mfu": found.mfu,
-        "waterfall": plain(list(found.waterfall)), "beside": plain(list(found.bars)),
+        "run": plain(beside.plan.run), "account_of": beside.rank, "mfu": beside.mfu,
+        "waterfall": plain(list(beside.waterfall)), "beside": plain(list(beside.bars)),
         "forecast": {"step_seconds": forecast.step_seconds, "mfu": forecast.mfu, "basis": dict(forecast.basis)},
-        "operations": plain(list(found.operations), more={Operation: ("equal", "difference")}),
+        "operations": plain(list(beside.operations), more={Operation: ("equal", "difference")}),
         "remedies": [
-            {"cause": each.cause, "what": each.change.what, "set": list(each.change.sets), "gain": each.gain,
-             "effect": each.change.effect, "basis": each.change.basis}
-            for each in found.remedies
+            {"cause": remedy.cause, "what": remedy.change.what, "set": list(remedy.change.sets), "gain": remedy.gain,
+             "effect": remedy.change.effect, "basis": remedy.change.basis}
+            for remedy in beside.remedies
         ],
-        "notes": list(found.notes),
+        "notes": list(beside.notes),
     }  # fmt: skip

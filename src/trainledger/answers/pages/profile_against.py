@@ -64,32 +64,32 @@ def _fact(side: Profile | Ranks) -> str:
     return f"{side.path}: {what}" + (f", MFU {mfu}" if mfu else "")
 
 
-def _of_profiles(found: Against) -> Iterator[str]:
-    before, difference = found.steps_ns[0], found.difference_ns
+def _of_profiles(against: Against) -> Iterator[str]:
+    before, difference = against.steps_ns[0], against.difference_ns
     if not before:
         return
     yield f"The step is {format_percent(abs(difference) / before)} {'longer' if difference > 0 else 'shorter'}."
-    yield from _largest_changes(found)
-    kernels = found.changes.kernels
+    yield from _largest_changes(against)
+    kernels = against.changes.kernels
     gone, new = [e for e in kernels if not e.after_count], [e for e in kernels if not e.before_count]
     for which, some in (("gone", gone), ("new", new)):
         if some:
-            time = shown(sum(each.before_ns + each.after_ns for each in some), "nanoseconds")
+            time = shown(sum(changed.before_ns + changed.after_ns for changed in some), "nanoseconds")
             count = "1 kernel is" if len(some) == 1 else f"{len(some)} kernels are"
             yield f"{count} {which} ({time}); the longest: {short_name(some[0].name)}"
 
 
-def _of_ranks(found: RanksAgainst) -> Iterator[str]:
-    before, after = found.steps_ns
+def _of_ranks(against: RanksAgainst) -> Iterator[str]:
+    before, after = against.steps_ns
     if before:
-        share = abs(found.difference_ns) / before
-        how = f"{format_percent(share)} {'longer' if found.difference_ns > 0 else 'shorter'}"
+        share = abs(against.difference_ns) / before
+        how = f"{format_percent(share)} {'longer' if against.difference_ns > 0 else 'shorter'}"
         change = how if share >= _LEAST_CHANGE else "as long as before"
         times = f"{shown(before, 'nanoseconds')} before, {shown(after, 'nanoseconds')} after"
         yield f"The step is {change}: {times} (median over ranks)."
-        yield from _largest_changes(found)
-    yield from _of_stragglers(found.before, found.after)
-    yield _of_the_slowest(found.before, found.after)
+        yield from _largest_changes(against)
+    yield from _of_stragglers(against.before, against.after)
+    yield _of_the_slowest(against.before, against.after)
 
 
 def _largest_changes(found: Against | RanksAgainst) -> Iterator[str]:
@@ -105,7 +105,7 @@ def _largest_changes(found: Against | RanksAgainst) -> Iterator[str]:
 
 def _of_stragglers(before: Ranks, after: Ranks) -> Iterator[str]:
     """Of each rank that holds the others up, before or after, what became of it."""
-    late = [{each.rank: each for each in some.stragglers} for some in (before, after)]
+    late = [{straggler.rank: straggler for straggler in some.stragglers} for some in (before, after)]
     if not any(late):
         yield "No rank holds the others up, neither before nor after."
     for number in dict.fromkeys((*late[0], *late[1])):
@@ -115,16 +115,16 @@ def _of_stragglers(before: Ranks, after: Ranks) -> Iterator[str]:
         if all(costs):
             yield f"Rank {number} still holds the others up: each waits {costs[0]} before and {costs[1]} after."
         elif costs[0]:
-            gone = "" if any(each.rank == number for each in after.ranks) else ", where it has no trace"
+            gone = "" if any(rank.rank == number for rank in after.ranks) else ", where it has no trace"
             yield f"Rank {number} held the others up before (each waited {costs[0]}), and no longer does after{gone}."
         else:
-            new = "" if any(each.rank == number for each in before.ranks) else ", of which there is no trace before,"
+            new = "" if any(rank.rank == number for rank in before.ranks) else ", of which there is no trace before,"
             yield f"Rank {number}{new} now holds the others up: each waits {costs[1]}."
 
 
-def _cost(found: Ranks, straggler: RankProfile) -> str:
-    cost_ns = found.costs_of_a_step_ns(straggler)
-    return f"{shown(cost_ns, 'nanoseconds')} of a step, {format_percent(cost_ns / max(found.step_ns, 1))}"
+def _cost(ranks: Ranks, straggler: RankProfile) -> str:
+    cost_ns = ranks.costs_of_a_step_ns(straggler)
+    return f"{shown(cost_ns, 'nanoseconds')} of a step, {format_percent(cost_ns / max(ranks.step_ns, 1))}"
 
 
 def _of_the_slowest(before: Ranks, after: Ranks) -> str:
@@ -133,18 +133,20 @@ def _of_the_slowest(before: Ranks, after: Ranks) -> str:
     if not any(slowest):
         return "No rank's own work stands out, neither before nor after."
     said = [
-        f"rank {each.rank} ({shown(each.own_ns, 'nanoseconds')} of its own in a step, where the median over ranks is "
-        f"{shown(some.own_ns, 'nanoseconds')})"
-        if each
+        f"rank {rank_profile.rank} ({shown(rank_profile.own_ns, 'nanoseconds')} of its own in a step, where the "
+        f"median over ranks is {shown(some.own_ns, 'nanoseconds')})"
+        if rank_profile
         else "none stands out"
-        for each, some in zip(slowest, (before, after), strict=True)
+        for rank_profile, some in zip(slowest, (before, after), strict=True)
     ]
     return f"The slowest rank before: {said[0]}; after: {said[1]}."
 
 
-def _ranks(found: RanksAgainst, most: int) -> Table:
+def _ranks(against: RanksAgainst, most: int) -> Table:
     """The ranks that both have, those whose own work changed most first; in a page all of them, by number."""
-    rows = [(now.rank, *(getattr(rank, time) for time in _TIMES for rank in (then, now))) for then, now in found.shared]
+    rows = [
+        (now.rank, *(getattr(rank, time) for time in _TIMES for rank in (then, now))) for then, now in against.shared
+    ]
     if len(rows) > most:
         rows = sorted(sorted(rows, key=lambda row: -abs(row[4] - row[3]))[:most])
     columns = ("rank", "step before", "after", "own work before", "after", "waiting before", "after")
@@ -186,23 +188,23 @@ def _charts(found: Against | RanksAgainst) -> list[Chart]:
     return [*charts, _rank_chart(found)] if found.shared else charts
 
 
-def _rank_chart(found: RanksAgainst) -> Chart:
+def _rank_chart(against: RanksAgainst) -> Chart:
     """A pair of bars for each rank that both have (of many those whose own work changed most)."""
-    some = sorted(found.shared, key=lambda pair: -abs(pair[1].own_ns - pair[0].own_ns))[:_DRAWN_RANKS]
+    some = sorted(against.shared, key=lambda pair: -abs(pair[1].own_ns - pair[0].own_ns))[:_DRAWN_RANKS]
     lanes = [
-        (f"rank {pair[1].rank}, {when}", each)
+        (f"rank {pair[1].rank}, {when}", rank_profile)
         for pair in sorted(some, key=lambda pair: pair[1].rank)
-        for when, each in zip(("before", "after"), pair, strict=True)
+        for when, rank_profile in zip(("before", "after"), pair, strict=True)
     ]
     parts = {
-        "its own work and gaps": [each.own_ns / 1e6 for _, each in lanes],
-        WAITS: [each.waits_ns / 1e6 for _, each in lanes],
+        "its own work and gaps": [rank_profile.own_ns / 1e6 for _, rank_profile in lanes],
+        WAITS: [rank_profile.waits_ns / 1e6 for _, rank_profile in lanes],
     }
     colours = dict(zip(parts, (COLOURS[0], COLOURS[5]), strict=True))
     bars = stacked(
         parts, colours, lambda name, row: f"{lanes[row][0]}: {parts[name][row]:.4g} ms of {name}", thick=0.75
     )
-    few = f", {len(some)} of {len(found.shared)}" if len(some) < len(found.shared) else ""
+    few = f", {len(some)} of {len(against.shared)}" if len(some) < len(against.shared) else ""
     names = tuple(name for name, _ in lanes)
     x = Axis("milliseconds of the median step")
     return Chart(f"The ranks before and after{few}", tuple(bars), x, Axis(names=names), height=26 * len(lanes))
@@ -211,8 +213,8 @@ def _rank_chart(found: RanksAgainst) -> Chart:
 def _data(found: Against | RanksAgainst) -> dict[str, Any]:
     sides = {"before": found.before, "after": found.after}
     changes = {
-        each.name: plain(list(getattr(found.changes, each.name)), more={Changed: ("difference_ns",)})
-        for each in fields(found.changes)
+        field.name: plain(list(getattr(found.changes, field.name)), more={Changed: ("difference_ns",)})
+        for field in fields(found.changes)
     }
     data: dict[str, Any] = {name: side.document().data() for name, side in sides.items()}
     if isinstance(found, Against):
@@ -236,5 +238,5 @@ def _data(found: Against | RanksAgainst) -> dict[str, Any]:
     }
 
 
-def _ranks_of(found: RanksAgainst) -> tuple[tuple[str, Ranks], ...]:
-    return ("before", found.before), ("after", found.after)
+def _ranks_of(against: RanksAgainst) -> tuple[tuple[str, Ranks], ...]:
+    return ("before", against.before), ("after", against.after)

@@ -28,35 +28,35 @@ _ROOM = 4  # a factor around the matmuls of a roofline
 _DASHES = ("solid", "dash", "dot", "dashdot")
 
 
-def figures(found: Profile, bars: Sequence[MeasuredBar]) -> list[Chart]:
+def figures(profile: Profile, bars: Sequence[MeasuredBar]) -> list[Chart]:
     """The charts of a profile; ``bars`` are those of its waterfall."""
-    step = found.step.step.name
+    step = profile.step.step.name
     charts = [
-        waterfall([Bar(each.title, each.nanoseconds) for each in bars], f"Where step {step} goes"),
-        _timeline(found, f"What runs when in step {step}"),
-        _roofline(found, f"The matmuls of step {step}"),
-        _memory(found, f"Memory over step {step}"),
+        waterfall([Bar(bar.title, bar.nanoseconds) for bar in bars], f"Where step {step} goes"),
+        _timeline(profile, f"What runs when in step {step}"),
+        _roofline(profile, f"The matmuls of step {step}"),
+        _memory(profile, f"Memory over step {step}"),
     ]
-    return [each for each in charts if each is not None]
+    return [chart for chart in charts if chart is not None]
 
 
-def _timeline(found: Profile, title: str) -> Chart | None:
+def _timeline(profile: Profile, title: str) -> Chart | None:
     """Of each piece of the step, how much of it each cause has."""
-    if not found.pieces or not found.step.nanoseconds:
+    if not profile.pieces or not profile.step.nanoseconds:
         return None
-    count = len(next(iter(found.pieces.values())))
-    width_ms = found.step.nanoseconds / count / 1e6
+    count = len(next(iter(profile.pieces.values())))
+    width_ms = profile.step.nanoseconds / count / 1e6
     shares = {
-        name: [sum(found.pieces[part][at] for part in parts) / 1e6 / width_ms for at in range(count)]
+        name: [sum(profile.pieces[part][at] for part in parts) / 1e6 / width_ms for at in range(count)]
         for name, _, parts in GROUPS
     }
     shares[UNEXPLAINED] = [max(1 - sum(each), 0.0) for each in zip(*shares.values(), strict=True)]
     colour_of = {name: colour for name, colour, _ in GROUPS} | {UNEXPLAINED: PALE}
-    layers = {name: [*each, each[-1]] for name, each in shares.items() if max(each) > 1e-6}
+    layers = {name: [*share, share[-1]] for name, share in shares.items() if max(share) > 1e-6}
     xs = [at * width_ms for at in range(count + 1)]
     said = [
         "\n".join(
-            [f"at {x:.4g} ms", *(f"{name}: {each[at]:.0%}" for name, each in layers.items() if each[at] >= 0.005)]
+            [f"at {x:.4g} ms", *(f"{name}: {layer[at]:.0%}" for name, layer in layers.items() if layer[at] >= 0.005)]
         )
         for at, x in enumerate(xs)
     ]
@@ -64,38 +64,42 @@ def _timeline(found: Profile, title: str) -> Chart | None:
     return Chart(title, (mark,), Axis("milliseconds of the step"), Axis("share", ends=(0, 1)))
 
 
-def _roofline(found: Profile, title: str) -> Chart | None:
+def _roofline(profile: Profile, title: str) -> Chart | None:
     """FLOP/s over FLOPs per byte of each matmul whose sizes are known, under the roofs of its device."""
-    known = [each for each in found.matmuls if each.intensity and each.flops_per_second]
+    known = [matmul for matmul in profile.matmuls if matmul.intensity and matmul.flops_per_second]
     if not known:
         return None
-    values = [each.intensity or 0.0 for each in known]
+    values = [matmul_rate.intensity or 0.0 for matmul_rate in known]
     ends = min(values) / _ROOM, max(values) * _ROOM
-    dtypes = list(dict.fromkeys(each.dtype for each in known))
-    rate = None if found.device is None else found.device.memory_bytes_per_second
+    dtypes = list(dict.fromkeys(matmul_rate.dtype for matmul_rate in known))
+    rate = None if profile.device is None else profile.device.memory_bytes_per_second
     marks = []
-    for at, dtype in enumerate(each for each in dtypes if each in found.peaks and rate is not None):
+    for at, dtype in enumerate(each for each in dtypes if each in profile.peaks and rate is not None):
         dash = _DASHES[at % len(_DASHES)]
         marks.append(
-            roof(f"peak in {dtype}", dtype, found.peaks[dtype], rate or 0.0, ends, COLOURS[at % len(COLOURS)], dash)
+            roof(f"peak in {dtype}", dtype, profile.peaks[dtype], rate or 0.0, ends, COLOURS[at % len(COLOURS)], dash)
         )
     for at, dtype in enumerate(dtypes):
-        own = [each for each in known if each.dtype == dtype]
+        own = [matmul_rate for matmul_rate in known if matmul_rate.dtype == dtype]
         said = [
-            f"{each.kind} {each.shape}: {format_flops_per_second(each.flops_per_second or 0)}, {each.count} runs"
-            for each in own
+            f"{rate.kind} {rate.shape}: {format_flops_per_second(rate.flops_per_second or 0)}, {rate.count} runs"
+            for rate in own
         ]
         name = f"matmuls in {dtype or 'an unknown format'}"
-        rates = [(each.flops_per_second or 0) / TERA for each in own]
+        rates = [(matmul_rate.flops_per_second or 0) / TERA for matmul_rate in own]
         colour = COLOURS[at % len(COLOURS)]
-        marks.append(Line([each.intensity for each in own], rates, name, colour, width=0, symbol="circle", said=said))
+        marks.append(
+            Line(
+                [matmul_rate.intensity for matmul_rate in own], rates, name, colour, width=0, symbol="circle", said=said
+            )
+        )
     x = Axis("FLOPs per byte, each operand read and written once", log=True)
     return Chart(title, tuple(marks), x, Axis("TFLOP/s", log=True))
 
 
-def _memory(found: Profile, title: str) -> Chart | None:
+def _memory(profile: Profile, title: str) -> Chart | None:
     """What PyTorch's allocator has handed out, and what it has reserved, over the step."""
-    memory = found.memory
+    memory = profile.memory
     if memory is None:
         return None
     at = [each / 1e6 for each in memory.times_ns]
@@ -120,17 +124,17 @@ _LEAST = 0.004  # of a piece: less is not drawn
 Run = tuple[int, int, list[float]]  # the first piece, the one behind the last, and the share of each group
 
 
-def rank_charts(found: Ranks) -> list[Chart]:
+def rank_charts(ranks: Ranks) -> list[Chart]:
     """The timeline of the ranks; none where they have no step in common."""
-    timeline = found.timeline
+    timeline = ranks.timeline
     if timeline is None:
         return []
-    late = {each.rank for each in found.stragglers}
+    late = {straggler.rank for straggler in ranks.stragglers}
     rows = _drawn(timeline.rows, late)
     some = f"{len(rows)} of {len(timeline.rows):,} ranks" if len(rows) < len(timeline.rows) else "the ranks"
     clocks = "clocks set by the ends of shared collectives" if timeline.is_aligned else "each from when its step begins"
     names = tuple(f"rank {row.rank}, late" if row.rank in late else f"rank {row.rank}" for row in rows)
-    end_ms = max(each.begin_ns + each.nanoseconds for each in rows) / 1e6
+    end_ms = max(row.begin_ns + row.nanoseconds for row in rows) / 1e6
     together = 1 if len(rows) <= _FINE else 2
     marks = tuple(_area(at, row, list(_runs(row, together))) for at, row in enumerate(rows))
     x = Axis(f"milliseconds ({clocks})", ends=(0, end_ms))

@@ -55,22 +55,22 @@ def _title(rank: RankProfile) -> str:
     return f"Rank {rank.rank}, step {rank.profile.step.step.name}: {shown(rank.step_ns, 'nanoseconds')}"
 
 
-def _facts(found: Ranks) -> Iterator[tuple[str, str]]:
-    first = found.ranks[0].profile
-    cut = [str(each.rank) for each in found.ranks if BROKEN_OFF in each.profile.doubts]
+def _facts(ranks: Ranks) -> Iterator[tuple[str, str]]:
+    first = ranks.ranks[0].profile
+    cut = [str(rank.rank) for rank in ranks.ranks if BROKEN_OFF in rank.profile.doubts]
     if cut:
         yield "file", f"Of rank {', '.join(cut)}: {BROKEN_OFF}"
     if first.device_name:
         yield "device", first.device_name
-    yield "ranks", f"{format_count(len(found.ranks))}, {format_count(len(found.steps))} steps that all have"
-    speeds = [each.profile.mfu for each in found.ranks if each.profile.mfu is not None]
+    yield "ranks", f"{format_count(len(ranks.ranks))}, {format_count(len(ranks.steps))} steps that all have"
+    speeds = [rank.profile.mfu for rank in ranks.ranks if rank.profile.mfu is not None]
     if speeds:
         yield "MFU", f"{format_percent(min(speeds))} to {format_percent(max(speeds))}"
 
 
-def _table(found: Ranks) -> Table:
+def _table(ranks: Ranks) -> Table:
     rows = []
-    for rank in found.ranks:
+    for rank in ranks.ranks:
         step, whole = rank.profile.step, max(rank.step_ns, 1)
         shares = (step.busy_ns / whole, step.parts_ns[EXPOSED] / whole, rank.waits_ns / whole)
         rows.append((rank.rank, rank.step_ns, *shares, rank.caused_ns, f"{rank.last} of {rank.compared}"))
@@ -82,8 +82,11 @@ def _table(found: Ranks) -> Table:
 
 def _waterfalls(some: list[RankProfile]) -> list[Chart]:
     return [
-        waterfall([Bar(bar.title, bar.nanoseconds) for bar in each.waterfall], f"Where a step of rank {each.rank} goes")
-        for each in some
+        waterfall(
+            [Bar(bar.title, bar.nanoseconds) for bar in rank_profile.waterfall],
+            f"Where a step of rank {rank_profile.rank} goes",
+        )
+        for rank_profile in some
     ]
 
 

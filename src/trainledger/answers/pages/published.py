@@ -14,23 +14,23 @@ from trainledger.spec.units import format_percent
 NEAREST = "Nearest published runs"  # the title
 
 
-def nearest_section(found: Sequence[Resemblance]) -> Section:
+def nearest_section(resemblances: Sequence[Resemblance]) -> Section:
     """The table of the runs, our errors on them, and how each differs; without parts where nothing was found."""
-    if not found:
+    if not resemblances:
         return section("")
-    return section(NEAREST, table(found), errors(found), Facts(tuple(_differences(found))))
+    return section(NEAREST, table(resemblances), errors(resemblances), Facts(tuple(_differences(resemblances))))
 
 
-def table(found: Sequence[Resemblance]) -> Table:
+def table(resemblances: Sequence[Resemblance]) -> Table:
     """A row for each run: what was published of it, what is predicted, and the errors: predicted over measured, less 1.
 
     The column of the memory's error is left out where no run has one.
     """
-    with_memory = any(each.published.memory_error is not None for each in found)
+    with_memory = any(resemblance.published.memory_error is not None for resemblance in resemblances)
     more = ("memory error",) if with_memory else ()
     columns = ("model", "devices", "layout", "published step", "our prediction", "error", *more, "source")
     units = ("", "", "", "seconds", "seconds", "change", *(with_memory * ("change",)), "")
-    rows = tuple(_row(each.published, with_memory) for each in found)
+    rows = tuple(_row(resemblance.published, with_memory) for resemblance in resemblances)
     return Table("nearest published runs", columns, rows, units=units, align="lllrrr" + "r" * with_memory + "l")
 
 
@@ -42,7 +42,7 @@ def _row(each: PublishedRun, with_memory: bool) -> tuple[str | float | None, ...
     return (each.model, devices, layout, each.step_seconds, each.predicted_step_seconds, *errors, each.id)
 
 
-def errors(found: Sequence[Resemblance]) -> str:
+def errors(resemblances: Sequence[Resemblance]) -> str:
     """Our errors on the runs in one sentence.
 
     >>> from trainledger.answers.load import load
@@ -53,8 +53,14 @@ def errors(found: Sequence[Resemblance]) -> str:
     >>> errors(nearest(run, 2))
     'Predicted step times are 14.5 % off in the median and 15.5 % at most. No constant is fitted on a run it predicts.'
     """
-    steps = [abs(each.published.error) for each in found if each.published.error is not None]
-    memory = [abs(each.published.memory_error) for each in found if each.published.memory_error is not None]
+    steps = [
+        abs(resemblance.published.error) for resemblance in resemblances if resemblance.published.error is not None
+    ]
+    memory = [
+        abs(resemblance.published.memory_error)
+        for resemblance in resemblances
+        if resemblance.published.memory_error is not None
+    ]
     said = [f"predicted {what} {_size(of)}" for what, of in (("step times are", steps), ("peaks are", memory)) if of]
     return f"{sentence('; '.join(said))} No constant is fitted on a run it predicts."
 
@@ -71,20 +77,20 @@ def _median(values: Sequence[float]) -> float:
     return ordered[middle] if len(values) % 2 else (ordered[middle - 1] + ordered[middle]) / 2
 
 
-def _differences(found: Sequence[Resemblance]) -> Iterator[tuple[str, str]]:
+def _differences(resemblances: Sequence[Resemblance]) -> Iterator[tuple[str, str]]:
     """What differs most, and the source where it is not that of the run before."""
     before = ""
-    for each in found:
-        yield each.published.id, each.differs
-        if each.published.source != before:
-            yield "", each.published.source
-        before = each.published.source
+    for resemblance in resemblances:
+        yield resemblance.published.id, resemblance.differs
+        if resemblance.published.source != before:
+            yield "", resemblance.published.source
+        before = resemblance.published.source
 
 
-def data(found: Sequence[Resemblance]) -> list[dict[str, Any]]:
+def data(resemblances: Sequence[Resemblance]) -> list[dict[str, Any]]:
     """The runs with their errors, the distance and what differs, for JSON."""
     return [
-        plain(each.published, more={PublishedRun: ("error", "memory_error")})
-        | {"distance": each.distance, "differs": each.differs}
-        for each in found
+        plain(resemblance.published, more={PublishedRun: ("error", "memory_error")})
+        | {"distance": resemblance.distance, "differs": resemblance.differs}
+        for resemblance in resemblances
     ]

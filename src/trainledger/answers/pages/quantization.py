@@ -13,16 +13,16 @@ if TYPE_CHECKING:
     from trainledger.engine.data.losses import PairedLosses
 
 
-def page(found: PairedLosses, nbytes: Mapping[str, int], asked: Mapping[str, Any]) -> Document:
+def page(paired_losses: PairedLosses, nbytes: Mapping[str, int], asked: Mapping[str, Any]) -> Document:
     """Sizes, losses on the same documents, and their difference with its standard error.
 
     ``nbytes`` has before, after, codes, scales and whole; ``asked`` directory, weights, format, bits, group_size,
     matrices, dtype, text, context and stride.
     """
-    error = found.standard_error
+    error = paired_losses.standard_error
     margin = "" if error is None else f", standard error {error:.4f} of paired documents"
     shared = "row" if asked["group_size"] is None else f"{asked['group_size']} weights of a row"
-    change = math.exp(found.nats_per_token) - 1
+    change = math.exp(paired_losses.nats_per_token) - 1
     facts = Facts(
         (
             ("written", f"{asked['directory']}"),
@@ -31,9 +31,9 @@ def page(found: PairedLosses, nbytes: Mapping[str, int], asked: Mapping[str, Any
             ("quantized", f"{asked['matrices']} matrices of the blocks' linear layers and experts"),
             ("not", f"embeddings, head, routers, norms and biases: {asked['dtype']}"),
             ("perplexity", f"{100 * change:+.2f} %"),
-            ("loss", f"{found.nats_per_token:+.4f} nats per token{margin}"),
-            ("text", f"{asked['text']}: {len(found.before.documents):,} documents,"),
-            ("", f"{format_count(found.before.tokens)} tokens in windows of {asked['context']}"),
+            ("loss", f"{paired_losses.nats_per_token:+.4f} nats per token{margin}"),
+            ("text", f"{asked['text']}: {len(paired_losses.before.documents):,} documents,"),
+            ("", f"{format_count(paired_losses.before.tokens)} tokens in windows of {asked['context']}"),
         )
     )
     losses = Table(
@@ -41,7 +41,7 @@ def page(found: PairedLosses, nbytes: Mapping[str, int], asked: Mapping[str, Any
         ("", "nats per token", "perplexity"),
         tuple(
             (name, f"{each.nats_per_token:.4f}", f"{each.perplexity:.4g}")
-            for name, each in (("before", found.before), ("after", found.after))
+            for name, each in (("before", paired_losses.before), ("after", paired_losses.after))
         ),
         align="lrr",
     )
@@ -60,11 +60,11 @@ def page(found: PairedLosses, nbytes: Mapping[str, int], asked: Mapping[str, Any
     return Document(
         "Quantized checkpoint",
         sections(facts, section("Loss on the same documents", losses), section("Size", sizes)),
-        data=lambda: _data(found, nbytes, asked),
+        data=lambda: _data(paired_losses, nbytes, asked),
     )
 
 
-def _data(found: PairedLosses, nbytes: Mapping[str, int], asked: Mapping[str, Any]) -> dict[str, Any]:
+def _data(losses: PairedLosses, nbytes: Mapping[str, int], asked: Mapping[str, Any]) -> dict[str, Any]:
     return {
         **asked,
         "before_nbytes": nbytes["before"],
@@ -72,13 +72,13 @@ def _data(found: PairedLosses, nbytes: Mapping[str, int], asked: Mapping[str, An
         "codes_nbytes": nbytes["codes"],
         "scales_nbytes": nbytes["scales"],
         "whole_nbytes": nbytes["whole"],
-        "before_perplexity": found.before.perplexity,
-        "after_perplexity": found.after.perplexity,
-        "nats_per_token_change": found.nats_per_token,
-        "standard_error": found.standard_error,
-        "tokens": found.before.tokens,
+        "before_perplexity": losses.before.perplexity,
+        "after_perplexity": losses.after.perplexity,
+        "nats_per_token_change": losses.nats_per_token,
+        "standard_error": losses.standard_error,
+        "tokens": losses.before.tokens,
         "documents": [
             {"place": before.place, "tokens": before.tokens, "before_nats": before.nats, "after_nats": after.nats}
-            for before, after in zip(found.before.documents, found.after.documents, strict=True)
+            for before, after in zip(losses.before.documents, losses.after.documents, strict=True)
         ],
     }

@@ -48,27 +48,27 @@ class Operation:
 def operations(ledger: Ledger) -> list[Operation]:
     """The operations of a recorded step, those that take longest first; without clocks, those with most FLOPs."""
     found: dict[tuple[str, str, str, tuple[int, ...]], list[Entry]] = {}
-    for each in ledger:
-        found.setdefault((each.name, each.phase, each.kind, each.shape), []).append(each)
+    for entry in ledger:
+        found.setdefault((entry.name, entry.phase, entry.kind, entry.shape), []).append(entry)
     summed = [
         Operation(
             *key,
-            sum(each.times for each in some),
-            sum(each.flops * each.times for each in some),
-            sum((each.read + each.written) * each.times for each in some),
-            sum(each.seconds or 0.0 for each in some),
+            sum(entry.times for entry in some),
+            sum(entry.flops * entry.times for entry in some),
+            sum((entry.read + entry.written) * entry.times for entry in some),
+            sum(entry.seconds or 0.0 for entry in some),
         )
         for key, some in found.items()
     ]
-    return sorted(summed, key=lambda each: (-each.seconds, -each.flops, -each.nbytes))
+    return sorted(summed, key=lambda operation: (-operation.seconds, -operation.flops, -operation.nbytes))
 
 
 def operations_table(ledger: Ledger) -> Table:
     """Every operation of the step."""
     rows = tuple(
-        (each.name, each.phase, each.kind, " x ".join(map(str, each.shape)), each.times, each.flops, each.nbytes,
-         each.seconds or None)
-        for each in operations(ledger)
+        (operation.name, operation.phase, operation.kind, " x ".join(map(str, operation.shape)), operation.times,
+         operation.flops, operation.nbytes, operation.seconds or None)
+        for operation in operations(ledger)
     )  # fmt: skip
     columns = ("operation", "phase", "kind", "shape", "runs", "FLOPs", "bytes moved", "time")
     return Table("operations", columns, rows, ("", "", "", "", "count", "flops", "nbytes", "seconds"))
@@ -79,28 +79,33 @@ def roofline(ledger: Ledger, peak_flops_per_second: float | None, title: str) ->
 
     The roofs are the peak that MFU refers to, and the most bytes per second that any of these operations moved.
     """
-    timed = [each for each in operations(ledger) if each.seconds and each.flops and each.nbytes]
-    whole = sum(each.seconds for each in timed)
-    shown = [each for each in timed if each.seconds > _LEAST_SHARE * whole]
+    timed = [
+        operation for operation in operations(ledger) if operation.seconds and operation.flops and operation.nbytes
+    ]
+    whole = sum(operation.seconds for operation in timed)
+    shown = [operation for operation in timed if operation.seconds > _LEAST_SHARE * whole]
     if not shown or peak_flops_per_second is None:
         return None
-    memory = max(each.nbytes / each.seconds for each in shown)
-    intensities = [each.flops / each.nbytes for each in shown]
+    memory = max(operation.nbytes / operation.seconds for operation in shown)
+    intensities = [operation.flops / operation.nbytes for operation in shown]
     ends = min(intensities) / _ROOM, max(max(intensities), peak_flops_per_second / memory) * _ROOM
     marks = [roof("roof", "this machine", peak_flops_per_second, memory, ends, GREY)]
-    for at, phase in enumerate(dict.fromkeys(each.phase for each in shown)):
-        own = [each for each in shown if each.phase == phase]
-        places, rates = [each.flops / each.nbytes for each in own], [each.flops / each.seconds / TERA for each in own]
+    for at, phase in enumerate(dict.fromkeys(operation.phase for operation in shown)):
+        own = [operation for operation in shown if operation.phase == phase]
+        places, rates = (
+            [operation.flops / operation.nbytes for operation in own],
+            [operation.flops / operation.seconds / TERA for operation in own],
+        )
         marks.append(Line(places, rates, phase, COLOURS[at % len(COLOURS)], 0, symbol="circle", said=list(_said(own))))
     return Chart(title, tuple(marks), INTENSITY, RATE)
 
 
 def _said(some: list[Operation]) -> Iterator[str]:
-    for each in some:
-        shape = f" {' x '.join(map(str, each.shape))}" if each.shape else ""
+    for operation in some:
+        shape = f" {' x '.join(map(str, operation.shape))}" if operation.shape else ""
         yield (
-            f"{each.name}{shape}: {format_seconds(each.seconds)} in {each.times} runs, "
-            f"{format_flops_per_second(each.flops / each.seconds)}"
+            f"{operation.name}{shape}: {format_seconds(operation.seconds)} in {operation.times} runs, "
+            f"{format_flops_per_second(operation.flops / operation.seconds)}"
         )
 
 
@@ -115,14 +120,14 @@ def page(found: Reconciliation | RunRecord) -> Document:
     rows = found.reconciliation if isinstance(found, RunRecord) else found
     spread = rows["step_seconds"].spread
     lines = [] if spread is None else [spread_sentence(spread)]
-    lines += [sentence(each) for each in rows.notes]
+    lines += [sentence(note) for note in rows.notes]
     if record and "loop" in record.state:
         lines += [_RECORD_A_STEP] * (rows["peak_nbytes"].measured is None)
         lines += [_GIVE_A_FORECAST] * (record.forecast is None)
     unknown = rows["mfu"].measured is None and rows["step_seconds"].measured is not None
-    if unknown and not any("measure machine" in each for each in rows.notes):
+    if unknown and not any("measure machine" in note for note in rows.notes):
         lines.append(_NEEDS_A_PEAK)
-    lines += [f"Not in this report: {each}." for each in record.missing] if record else []
+    lines += [f"Not in this report: {name}." for name in record.missing] if record else []
     return Document(
         title=f"{record.path.name}: forecast and measurement" if record else "Forecast and measurement",
         sections=sections(
@@ -147,19 +152,19 @@ _NEEDS_A_PEAK = (
 
 
 def _noticed(record: RunRecord) -> Iterator[str]:
-    for each in record.findings:
-        yield f"Step {each['step']}: {each['sentence']}"
+    for finding in record.findings:
+        yield f"Step {finding['step']}: {finding['sentence']}"
 
 
 def _of_directory(record: RunRecord) -> dict[str, Any]:
-    findings = [{name: each[name] for name in ("step", "name", "sentence")} for each in record.findings]
+    findings = [{name: finding[name] for name in ("step", "name", "sentence")} for finding in record.findings]
     return {"missing": list(record.missing), "ranks": plain(list(record.ranks)), "findings": findings}
 
 
 def table_of(rows: Reconciliation) -> Table:
     """Every quantity, predicted and measured, with the parts of those that differ; ratio is measured / predicted."""
     columns = ("", "predicted", "measured", "ratio", "basis", "difference is in")
-    return Table("quantities", columns, tuple(each for row in rows.rows for each in _cells(row)), align="lrrrll")
+    return Table("quantities", columns, tuple(cell for row in rows.rows for cell in _cells(row)), align="lrrrll")
 
 
 def ranks_table(ranks: Sequence[RankFigures]) -> Table:
@@ -171,7 +176,7 @@ def ranks_table(ranks: Sequence[RankFigures]) -> Table:
         before, after = getattr(each.predicted, name), getattr(each.measured, name)
         return "equal" if before == after else signed(Fraction(after - before), names[name])
 
-    rows = tuple((f"{each.rank} ({each.title})", *(cell(each, name) for name in names)) for each in ranks)
+    rows = tuple((f"{rank.rank} ({rank.title})", *(cell(rank, name) for name in names)) for rank in ranks)
     return Table("ranks", columns, rows, align="lrrrr")
 
 
@@ -183,7 +188,7 @@ def _cells(row: Row) -> Iterator[tuple[Cell, ...]]:
     ratio = "equal" if same else "" if row.ratio is None else f"{row.ratio:.3f}"
     yield row.title, _amount(row.predicted, row.unit), _amount(row.measured, row.unit), ratio, row.basis, where
     if row.unexplained or (row.parts and (row.quantity in _ALWAYS_SPLIT or row.difference)):
-        yield from (_part_cells(each, row.unit) for each in row.parts if each.predicted or each.measured)
+        yield from (_part_cells(part, row.unit) for part in row.parts if part.predicted or part.measured)
         if row.unexplained is not None:
             yield "- unexplained", "", "", "", "", signed(row.unexplained, row.unit)
 
@@ -225,7 +230,7 @@ def html(record: RunRecord) -> str:
     facts = [rows.device, record.measured.date, str(record.state.get("state", "")), str(record.path)]
     if record.measured.torch_version:
         facts.insert(1, f"torch {record.measured.torch_version}")
-    where = escape(" · ".join(each for each in facts if each))
+    where = escape(" · ".join(fact for fact in facts if fact))
     return whole_page(made.title, [f'<p class="where">{where}</p>', *parts(made), *_whole(record)], made.figures())
 
 
@@ -242,7 +247,7 @@ def figures(record: RunRecord) -> list[Chart]:
     forecast, measured = record.forecast, record.measured_ledger
     ledgers = (("predicted", record.predicted_ledger), ("measured", measured))
     charts = [
-        *memory_charts([(f"Memory over one step, {name}", each) for name, each in ledgers if each is not None]),
+        *memory_charts([(f"Memory over one step, {name}", ledger) for name, ledger in ledgers if ledger is not None]),
         loss_curve(record),
         step_time_distribution(record),
         phase_times(record.reconciliation),
@@ -252,7 +257,7 @@ def figures(record: RunRecord) -> list[Chart]:
             charts.append(waterfall(forecast.waterfall, "Forecast: where the time goes"))
         if measured is not None:
             charts.append(roofline(measured, forecast.peak_flops_per_second, "Operations of the recorded step"))
-    return [each for each in charts if each is not None]
+    return [chart for chart in charts if chart is not None]
 
 
 def loss_curve(record: RunRecord) -> Chart | None:
@@ -261,11 +266,13 @@ def loss_curve(record: RunRecord) -> Chart | None:
     if not steps:
         return None
     marks: list[Mark] = [
-        Line([each["step"] for each in steps], [each["loss"] for each in steps], "training", _MEASURED, 1.2)
+        Line([step["step"] for step in steps], [step["loss"] for step in steps], "training", _MEASURED, 1.2)
     ]
     if evaluations:
-        losses = [each["validation_loss"] for each in evaluations]
-        marks.append(Line([each["step"] for each in evaluations], losses, "validation", COLOURS[5], symbol="circle"))
+        losses = [evaluation["validation_loss"] for evaluation in evaluations]
+        marks.append(
+            Line([evaluation["step"] for evaluation in evaluations], losses, "validation", COLOURS[5], symbol="circle")
+        )
     entropy = record.state.get("unigram_entropy")
     if isinstance(entropy, int | float):
         marks.append(Band("y", entropy, text=f"unigram entropy {entropy:.3f}", colour=GREY))
@@ -274,7 +281,7 @@ def loss_curve(record: RunRecord) -> Chart | None:
 
 def step_time_distribution(record: RunRecord) -> Chart | None:
     """How long the steps took, with the median and the forecast marked."""
-    seconds = [each["seconds"] for each in record.steps if isinstance(each.get("seconds"), int | float)]
+    seconds = [step["seconds"] for step in record.steps if isinstance(step.get("seconds"), int | float)]
     if not seconds:
         return None
     first, width, counts = binned(seconds, 60)
@@ -304,8 +311,8 @@ def binned(values: Sequence[float], most: int) -> tuple[float, float, list[int]]
     width = next(each * power for each in (1, 2, 5, 10) if each * power >= 0.999 * rough)
     first = floor(low / width) * width
     counts = [0] * max(1, ceil((high - first) / width + 1e-9))
-    for each in values:
-        counts[min(int((each - first) / width), len(counts) - 1)] += 1
+    for value in values:
+        counts[min(int((value - first) / width), len(counts) - 1)] += 1
     return first, width, counts
 
 
@@ -314,10 +321,10 @@ def phase_times(rows: Reconciliation) -> Chart | None:
     row = next((each for each in (rows["total_seconds"], rows["step_seconds"]) if each.parts), None)
     if row is None:
         return None
-    names = [each.name for each in row.parts]
+    names = [part.name for part in row.parts]
     sides = {
-        "measured": [float(each.measured or 0) for each in row.parts],
-        "predicted": [float(each.predicted or 0) for each in row.parts],
+        "measured": [float(part.measured or 0) for part in row.parts],
+        "predicted": [float(part.predicted or 0) for part in row.parts],
     }
     bars = beside(sides, lambda side, at: f"{names[at]}, {side}: {significant(sides[side][at])} s")
     what = "the whole run" if row.quantity == "total_seconds" else "one step"

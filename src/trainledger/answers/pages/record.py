@@ -48,17 +48,17 @@ class RunRecord:
     @property
     def steps(self) -> list[dict[str, Any]]:
         """The lines of optimizer steps."""
-        return [each for each in self.lines if "loss" in each and "step" in each]
+        return [line for line in self.lines if "loss" in line and "step" in line]
 
     @property
     def evaluations(self) -> list[dict[str, Any]]:
         """The lines of evaluations."""
-        return [each for each in self.lines if "validation_loss" in each and "step" in each]
+        return [line for line in self.lines if "validation_loss" in line and "step" in line]
 
     @property
     def findings(self) -> list[dict[str, Any]]:
         """What the watch found out of the ordinary while it ran."""
-        found = [each for each in self.lines if each.get("event") == "finding"]
+        found = [line for line in self.lines if line.get("event") == "finding"]
         return [each for each in found if isinstance(each.get("sentence"), str) and isinstance(each.get("name"), str)]
 
     @property
@@ -94,7 +94,7 @@ def read_run(path: str | os.PathLike[str], *, ledgers: bool = True) -> RunRecord
         missing.append("run.toml is not there")
     lines = tuple(attempt("metrics.jsonl", read_metrics) or ())
     if "loop" not in state and (
-        lacking := steps_without_line((each for each in lines if "loss" in each), _done(folder, state))
+        lacking := steps_without_line((line for line in lines if "loss" in line), _done(folder, state))
     ):
         missing.append(f"metrics.jsonl {lacking}")
     measured = attempt("measured.json", lambda file: read_json(Measured, file))
@@ -113,7 +113,7 @@ def read_run(path: str | os.PathLike[str], *, ledgers: bool = True) -> RunRecord
 
 def _done(folder: Path, state: dict[str, Any]) -> int:
     """The steps that a run has done for certain."""
-    steps = [step_of(each) for each in all_checkpoints(folder)]
+    steps = [step_of(all_checkpoint) for all_checkpoint in all_checkpoints(folder)]
     return max([*steps, step if isinstance(step := state.get("step"), int) else 0])
 
 
@@ -145,8 +145,8 @@ def _is_sound(line: dict[str, Any]) -> bool:
     if "loss" in line and not (line.get("step") and line.get("tokens") is not None):
         return False
     losses = [line.get(name) for name in ("loss", "validation_loss")]  # not a number where a run diverged
-    return all(each is None or is_amount(each) for each in numbers) and all(
-        each is None or isinstance(each, float) or is_amount(each) for each in losses
+    return all(number is None or is_amount(number) for number in numbers) and all(
+        loss is None or isinstance(loss, float) or is_amount(loss) for loss in losses
     )
 
 

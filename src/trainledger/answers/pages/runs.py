@@ -20,18 +20,18 @@ _COLUMNS = ("run", "state", "steps", "step time", "ratio", "peak", "ratio", "MFU
 
 def page(folder: Path, records: Sequence[RunRecord]) -> Document:
     """A row of each run, what its directory lacks, and the command that resumes it."""
-    facts = [_facts(each) for each in records]
+    facts = [_facts(record) for record in records]
     none = f"No runs in {folder}.\ntrainledger train RUN.toml makes one."
-    table = Table("runs", _COLUMNS, tuple(_cells(each) for each in facts), align="llrrrrrr")
-    lacking = tuple(f"{each['run']}: {', '.join(each['missing'])}" for each in facts if each["missing"])
+    table = Table("runs", _COLUMNS, tuple(_cells(fact) for fact in facts), align="llrrrrrr")
+    lacking = tuple(f"{fact['run']}: {', '.join(fact['missing'])}" for fact in facts if fact["missing"])
     return Document(
         f"The runs in {folder}",
         sections(
             section("", table, lacking) if facts else Code(none),
             *(
-                section(f"{each['run']} {_BROKEN_OFF[each['state']]}; this resumes it:", Code(each["resume"]))
-                for each in facts
-                if each["resume"] is not None
+                section(f"{fact['run']} {_BROKEN_OFF[fact['state']]}; this resumes it:", Code(fact["resume"]))
+                for fact in facts
+                if fact["resume"] is not None
             ),
         ),
         data=lambda: {"dir": str(folder), "runs": facts},

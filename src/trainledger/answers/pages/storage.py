@@ -38,17 +38,17 @@ class Cell:
 
 def cell_chart(title: str, below: str, cells: Sequence[Cell], columns: int, rows: Mapping[int, str]) -> Chart:
     """The cells on ``columns`` columns; ``rows`` are the names of the rows that have one, ``below`` the axis's."""
-    count = max(each.row for each in cells) + 1
+    count = max(cell.row for cell in cells) + 1
     marks: list[Mark] = []
-    for group, colour in dict.fromkeys((each.group, each.colour) for each in cells):
-        own = [each for each in cells if (each.group, each.colour) == (group, colour)]
-        starts = [each.column for each in own]
+    for group, colour in dict.fromkeys((cell.group, cell.colour) for cell in cells):
+        own = [cell for cell in cells if (cell.group, cell.colour) == (group, colour)]
+        starts = [cell.column for cell in own]
         marks.append(
-            Bars([each.row for each in own], starts, [each + 1 for each in starts], group, colour,
-                 [each.said for each in own], thick=0.94, opacity=_PALE, edge=GREY)
+            Bars([cell.row for cell in own], starts, [start + 1 for start in starts], group, colour,
+                 [cell.said for cell in own], thick=0.94, opacity=_PALE, edge=GREY)
         )  # fmt: skip
-    places = [each.column + 0.5 for each in cells]
-    marks.append(Words(places, [each.row for each in cells], [each.text for each in cells]))
+    places = [cell.column + 0.5 for cell in cells]
+    marks.append(Words(places, [cell.row for cell in cells], [cell.text for cell in cells]))
     names = tuple(rows.get(row, "") for row in range(count))
     return Chart(title, tuple(marks), Axis(below, ends=(0, columns), ticks={}), Axis(names=names), height=_ROW * count)
 
@@ -154,7 +154,7 @@ def _named(indices: list[Index]) -> str:
     if not indices:
         return "no element of the tensor"
     more = len(indices) - _NAMED
-    few = ", ".join(list_text(each) for each in indices[:_NAMED])
+    few = ", ".join(list_text(index) for index in indices[:_NAMED])
     return f"{few} and {more} more" if more > 0 else few
 
 

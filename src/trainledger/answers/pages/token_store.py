@@ -36,35 +36,35 @@ def page(mixture: Mixture, recipe: Recipe, *, verified: bool = False, first_batc
 
 def _rows(sources: dict[str, Any]) -> Iterator[tuple[str | int, ...]]:
     for source, facts in sources.items():
-        for name, each in facts["splits"].items():
+        for name, fact in facts["splits"].items():
             yield (
                 f"{source} {name}".lstrip(),
-                str(each["documents"]),
-                each["tokens"],
-                each["text_nbytes"],
-                f"{each['bytes_per_token']:.3f}",
-                str(each["sequences"]),
+                str(fact["documents"]),
+                fact["tokens"],
+                fact["text_nbytes"],
+                f"{fact['bytes_per_token']:.3f}",
+                str(fact["sequences"]),
                 f"{facts['epochs']:.3g}" if name == "train" else "",
             )
 
 
 def _made_of(sources: dict[str, Any]) -> Iterator[str]:
-    for name, each in sources.items():
-        files = f"{each['files']} files of {format_nbytes(each['corpus_nbytes'])}"
-        said = f"{name}, {format_percent(each['share'])} of the sequences: {files}" if name else files
-        yield f"{said}, tokenizer {each['tokenizer']}, vocabulary {each['vocab_size']}"
+    for name, source in sources.items():
+        files = f"{source['files']} files of {format_nbytes(source['corpus_nbytes'])}"
+        said = f"{name}, {format_percent(source['share'])} of the sequences: {files}" if name else files
+        yield f"{said}, tokenizer {source['tokenizer']}, vocabulary {source['vocab_size']}"
 
 
 def _remarks(data: dict[str, Any], sources: dict[str, Any]) -> Iterator[str]:
     entropy = data["unigram_entropy_nats"]
     yield f"A model that knows only token frequencies has a loss of {entropy:.4f} nats on the validation tokens."
-    for each in sources.values():
-        yield f"{each['shards']} shards of {each['dtype']} in {each['directory']}"
-        if each["repaired_documents"]:
-            count, first = each["repaired_documents"], each["first_repaired"]
+    for source in sources.values():
+        yield f"{source['shards']} shards of {source['dtype']} in {source['directory']}"
+        if source["repaired_documents"]:
+            count, first = source["repaired_documents"], source["first_repaired"]
             yield f"{count} documents have bytes that are not UTF-8, which became U+FFFD, first at {first}"
-        if each["skipped_binary_files"]:
-            yield f"{each['skipped_binary_files']} binary files in the corpus' directories were left out"
+        if source["skipped_binary_files"]:
+            yield f"{source['skipped_binary_files']} binary files in the corpus' directories were left out"
     if data.get("verified"):
         yield "every file has its recorded SHA-256"
 
@@ -73,8 +73,8 @@ def _data(mixture: Mixture, recipe: Recipe) -> dict[str, Any]:
     rows = recipe.total_steps * recipe.global_batch
     epochs = mixture.epochs(rows, seed=recipe.seed, seq_len=recipe.seq_len)
     sources = {
-        each.name: _of_store(each.store, recipe.seq_len) | {"share": each.share, "epochs": epochs[each.name]}
-        for each in mixture.sources
+        source.name: _of_store(source.store, recipe.seq_len) | {"share": source.share, "epochs": epochs[source.name]}
+        for source in mixture.sources
     }
     if len(sources) == 1:
         return next(iter(sources.values()))
@@ -89,14 +89,14 @@ def _data(mixture: Mixture, recipe: Recipe) -> dict[str, Any]:
 def _of_store(store: TokenStore, seq_len: int) -> dict[str, Any]:
     index = store.index
     splits = {
-        each.name: {
-            "tokens": each.tokens,
-            "documents": each.documents,
-            "text_nbytes": each.text_nbytes,
-            "bytes_per_token": each.bytes_per_token,
-            "sequences": each.sequences(seq_len),
+        split.name: {
+            "tokens": split.tokens,
+            "documents": split.documents,
+            "text_nbytes": split.text_nbytes,
+            "bytes_per_token": split.bytes_per_token,
+            "sequences": split.sequences(seq_len),
         }
-        for each in (store.train, store.validation)
+        for split in (store.train, store.validation)
     }
     return {
         "directory": str(store.directory),

@@ -36,7 +36,7 @@ def page(
     With ``tensors`` also what is live at the peak.
     """
     traced = " traced" if ledger.writer != "closed form" else ""
-    head = f"{title}: {counted(sum(each.times for each in ledger), 'operation')}{traced}"
+    head = f"{title}: {counted(sum(entry.times for entry in ledger), 'operation')}{traced}"
     if ledger.partial:
         head = f"PARTIAL: {head}, then {ledger.partial}"
     rows = tuple((name, Amount(*amount)) for name, amount in totals(ledger))
@@ -51,7 +51,7 @@ def page(
             f"The peak is at {place(ledger.peak().entry)}." if len(ledger) else None,
             section("", payload, _PAYLOAD) if sent else None,
             split(ledger, by, top) if by else None,
-            *(notes((f"note: {each}",)) for each in ledger.notes),
+            *(notes((f"note: {note}",)) for note in ledger.notes),
             uncounted(ledger),
             *(on_device.document().sections if on_device is not None else ()),
             *(peak_sections(ledger, top) if tensors else ()),
@@ -76,7 +76,7 @@ def totals(ledger: Ledger) -> Iterator[tuple[str, tuple[int, str]]]:
             yield f"- {kind}", (flops, "flops")
     yield "model FLOPs", (ledger.model_flops, "flops")
     yield "kept for backward", (ledger.kept_nbytes, "nbytes")
-    collectives = ledger.filter(lambda each: each.kind == "collective")
+    collectives = ledger.filter(lambda entry: entry.kind == "collective")
     if len(collectives):
         yield "sent in collectives", (collectives.total("payload"), "nbytes")
     if len(ledger):
@@ -90,11 +90,11 @@ def totals(ledger: Ledger) -> Iterator[tuple[str, tuple[int, str]]]:
 def collectives(ledger: Ledger) -> list[tuple[str, str, str, int, int, int]]:
     """What is sent: collective, phase, mesh axes, ranks, how often, and the bytes of all its messages."""
     found: dict[tuple[str, str, str, int], list[int]] = {}
-    for each in ledger:
-        if each.kind == "collective":
-            sums = found.setdefault((each.name, each.phase, each.group, each.ranks), [0, 0])
-            sums[0] += each.times
-            sums[1] += each.payload * each.times
+    for entry in ledger:
+        if entry.kind == "collective":
+            sums = found.setdefault((entry.name, entry.phase, entry.group, entry.ranks), [0, 0])
+            sums[0] += entry.times
+            sums[1] += entry.payload * entry.times
     return [(*key, times, payload) for key, (times, payload) in found.items()]
 
 
@@ -103,9 +103,9 @@ def split(ledger: Ledger, by: str, top: int = LONGEST) -> Table:
     if by == "category":
         return Table(by, ("category at its most", "bytes"), tuple(highest(ledger).items()), units=("", "nbytes"))
     amounts = {name: ledger.by(by, name) for name in ("flops", "read", "written", "kept")}
-    labels = sorted(amounts["flops"], key=lambda each: (-amounts["flops"][each], -amounts["written"][each]))
+    labels = sorted(amounts["flops"], key=lambda amount: (-amounts["flops"][amount], -amounts["written"][amount]))
     rows: list[tuple[Cell, ...]] = [
-        (_label(each, by), *(amounts[name][each] for name in amounts)) for each in labels[:top]
+        (_label(label, by), *(amounts[name][label] for name in amounts)) for label in labels[:top]
     ]
     if rest := labels[top:]:
         rows.append((f"{len(rest)} more", *(sum(amounts[name][each] for each in rest) for name in amounts)))
@@ -120,7 +120,7 @@ def _label(label: str, by: str) -> str:
 def highest(ledger: Ledger) -> dict[str, int]:
     """The most bytes that each category has at any time of the step."""
     most = highest_by_category(ledger)
-    return {each: most[each] for each in CATEGORIES if most.get(each)}
+    return {category: most[category] for category in CATEGORIES if most.get(category)}
 
 
 def uncounted(ledger: Ledger) -> tuple[str, ...]:
@@ -130,9 +130,9 @@ def uncounted(ledger: Ledger) -> tuple[str, ...]:
     ('uncounted: 1 x my_lib::op at model.py:41',)
     """
     found: dict[tuple[str, str], int] = {}
-    for each in ledger:
-        if each.kind == "unknown":
-            found[each.name, each.line] = found.get((each.name, each.line), 0) + each.times
+    for entry in ledger:
+        if entry.kind == "unknown":
+            found[entry.name, entry.line] = found.get((entry.name, entry.line), 0) + entry.times
     return tuple(
         f"uncounted: {times} x {name}" + (f" at {line}" if line else "") for (name, line), times in found.items()
     )
@@ -142,7 +142,7 @@ def _data(ledger: Ledger, title: str, by: str, tensors: bool, on_device: OnDevic
     peak = ledger.peak() if len(ledger) else None
     data: dict[str, Any] = {
         "target": title,
-        "operations": sum(each.times for each in ledger),
+        "operations": sum(entry.times for entry in ledger),
         "parameters": ledger.parameters,
         "flops": ledger.flops,
         "flops_by_kind": ledger.by("kind"),

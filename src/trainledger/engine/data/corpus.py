@@ -59,12 +59,12 @@ class Corpus:
 
     @property
     def nbytes(self) -> int:
-        return sum(each.nbytes for each in self.sources)
+        return sum(source.nbytes for source in self.sources)
 
     @property
     def sha256(self) -> str:
         """The identity of the text: kinds, sizes and hashes of the files in order."""
-        identity = [[each.kind, each.compression, each.nbytes, each.sha256] for each in self.sources]
+        identity = [[source.kind, source.compression, source.nbytes, source.sha256] for source in self.sources]
         return hashlib.sha256(json.dumps(identity).encode()).hexdigest()
 
 
@@ -232,7 +232,7 @@ def _matches(pattern: str) -> Iterator[str]:
             if after:
                 yield from _matches(os.path.join(glob.escape(folder), after))
             else:
-                yield from (each for each in (folder, *files) if each)
+                yield from (file for file in (folder, *files) if file)
 
 
 def _folders(folder: str, seen: set[str]) -> Iterator[tuple[str, list[str]]]:
@@ -246,9 +246,9 @@ def _folders(folder: str, seen: set[str]) -> Iterator[tuple[str, list[str]]]:
         names = sorted(each for each in os.listdir(here) if not each.startswith("."))
     except OSError:
         return
-    paths = [os.path.join(folder, each) for each in names]
-    inner = [each for each in paths if os.path.isdir(each)]
-    yield folder, [each for each in paths if each not in inner]
+    paths = [os.path.join(folder, name) for name in names]
+    inner = [path for path in paths if os.path.isdir(path)]
+    yield folder, [path for path in paths if path not in inner]
     for each in inner:
         yield from _folders(each, seen)
 

@@ -108,7 +108,7 @@ class Loader:
     @property
     def shares(self) -> dict[str, float]:
         """The share of the sequences that are from each source, by name; a corpus alone has the empty name."""
-        return {each.name: each.share for each in self.mixture.sources}
+        return {source.name: source.share for source in self.mixture.sources}
 
     @property
     def end_id(self) -> int:
@@ -213,7 +213,7 @@ def _epochs_said(mixture: Mixture, run: Run) -> list[str]:
     recipe = run.recipe
     rows = recipe.total_steps * recipe.global_batch
     epochs = mixture.epochs(rows, seed=recipe.seed, seq_len=recipe.seq_len)
-    said = [f"{each.name} {epochs[each.name]:.3g} ({format_percent(each.share)})" for each in mixture.sources]
+    said = [f"{source.name} {epochs[source.name]:.3g} ({format_percent(source.share)})" for source in mixture.sources]
     return [f"Epochs that the run takes of each source (and its share of the sequences): {', '.join(said)}."]
 
 

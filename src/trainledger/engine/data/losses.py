@@ -91,20 +91,22 @@ class Losses:
     @property
     def by_source(self) -> dict[str, Losses]:
         """Those of each source, in the order in which they come."""
-        names = dict.fromkeys(each.source for each in self.documents)
-        return {name: Losses(tuple(each for each in self.documents if each.source == name)) for name in names}
+        names = dict.fromkeys(document.source for document in self.documents)
+        return {
+            name: Losses(tuple(document for document in self.documents if document.source == name)) for name in names
+        }
 
     @property
     def tokens(self) -> int:
-        return sum(each.tokens for each in self.documents)
+        return sum(document.tokens for document in self.documents)
 
     @property
     def text_nbytes(self) -> int:
-        return sum(each.text_nbytes for each in self.documents)
+        return sum(document.text_nbytes for document in self.documents)
 
     @property
     def nats_per_token(self) -> float:
-        return math.fsum(each.nats for each in self.documents) / self.tokens
+        return math.fsum(document.nats for document in self.documents) / self.tokens
 
     @property
     def perplexity(self) -> float:
@@ -113,13 +115,13 @@ class Losses:
     @property
     def bits_per_byte(self) -> float:
         """Loss of a byte of text, which does not depend on the tokenizer."""
-        return math.fsum(each.nats for each in self.documents) / math.log(2) / self.text_nbytes
+        return math.fsum(document.nats for document in self.documents) / math.log(2) / self.text_nbytes
 
     @property
     def standard_error(self) -> float | None:
         """Standard error of the nats per token over documents drawn alike (a ratio of sums; Cochran 1977, section 6.4);
         None of a single document."""
-        return _standard_error([(each.nats, each.tokens) for each in self.documents])
+        return _standard_error([(document.nats, document.tokens) for document in self.documents])
 
 
 @dataclass(frozen=True)

@@ -155,13 +155,13 @@ class Mixture:
     def fingerprint(self) -> str:
         if len(self.sources) == 1:
             return self.sources[0].store.fingerprint
-        identity = [[each.name, each.rows, each.store.fingerprint] for each in self.sources]
+        identity = [[source.name, source.rows, source.store.fingerprint] for source in self.sources]
         return hashlib.sha256(json.dumps({"rows": BLOCK_ROWS, "sources": identity}).encode()).hexdigest()
 
     @property
     def unigram_entropy_nats(self) -> float:
         """Loss of a model that knows of each source only how often each token occurs in it."""
-        return sum(each.share * each.store.unigram_entropy_nats for each in self.sources)
+        return sum(source.share * source.store.unigram_entropy_nats for source in self.sources)
 
     def tokenizer(self) -> Tokenizer:
         """The tokenizer of all sources; raises InvalidInput as that of a store does."""
@@ -174,9 +174,9 @@ class Mixture:
     def check_lengths(self, seq_len: int) -> None:
         """Raise InvalidInput for each source of which a split is shorter than a sequence and the token after it."""
         problems: list[Problem] = []
-        for each in self.sources:
+        for source in self.sources:
             try:
-                check_lengths(each.store, seq_len, each.name)
+                check_lengths(source.store, seq_len, source.name)
             except InvalidInput as error:
                 problems.extend(error.problems)
         if problems:
@@ -184,24 +184,24 @@ class Mixture:
 
     def verify(self) -> None:
         """Compare every file with its SHA-256; raises InvalidInput as the store that differs does."""
-        for each in self.sources:
-            each.store.verify()
+        for source in self.sources:
+            source.store.verify()
 
     def evaluated(self, sequences: int, seq_len: int) -> Mapping[str, int]:
         """How many held-out sequences of each source an evaluation of so many takes: as the sources are mixed, at
         least one of each, and no more than there are."""
-        wanted = dealt(sequences, [each.rows for each in self.sources])
+        wanted = dealt(sequences, [source.rows for source in self.sources])
         return {
-            each.name: min(max(count, 1), each.store.validation.sequences(seq_len))
-            for each, count in zip(self.sources, wanted, strict=True)
+            source.name: min(max(count, 1), source.store.validation.sequences(seq_len))
+            for source, count in zip(self.sources, wanted, strict=True)
         }
 
     def epochs(self, rows: int, *, seed: int, seq_len: int) -> Mapping[str, float]:
         """How often the first so many rows go through the sequences of each source."""
         _, taken = self._rows(seed, rows, 0)
         found = {}
-        for at, each in enumerate(self.sources):
-            found[each.name] = taken[at] / each.store.train.sequences(seq_len)
+        for at, source in enumerate(self.sources):
+            found[source.name] = taken[at] / source.store.train.sequences(seq_len)
         return found
 
     def sequences(
@@ -210,11 +210,11 @@ class Mixture:
         """Of each source that has rows ``begin`` to ``begin + count``: which of them, counted from ``begin``, and the
         number of the sequence in each."""
         chosen, before = self._rows(seed, begin, count)
-        for at, each in enumerate(self.sources):
+        for at, source in enumerate(self.sources):
             rows = np.flatnonzero(chosen == at)
-            n = each.store.train.sequences(seq_len)
+            n = source.store.train.sequences(seq_len)
             if len(rows):
-                yield each, rows, sequences_at(n, seed=seed, begin=before[at], count=len(rows), name=each.name)
+                yield source, rows, sequences_at(n, seed=seed, begin=before[at], count=len(rows), name=source.name)
 
     def _rows(self, seed: int, begin: int, count: int) -> tuple[npt.NDArray[np.int64], list[int]]:
         """The source of each row by its number, and how many rows of each source precede them."""
@@ -222,7 +222,7 @@ class Mixture:
         last = (begin + count - 1) // BLOCK_ROWS if count else block
         sizes = tuple(source.rows for source in self.sources)
         whole = np.concatenate([_order(sizes, seed, number) for number in range(block, last + 1)])
-        before = [block * each.rows + int((whole[:first] == at).sum()) for at, each in enumerate(self.sources)]
+        before = [block * source.rows + int((whole[:first] == at).sum()) for at, source in enumerate(self.sources)]
         return whole[first : first + count], before
 
 

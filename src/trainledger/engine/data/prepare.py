@@ -82,15 +82,15 @@ def prepare_each(
     shown: Progress = _bars if progress and terminal else _nothing_shown
     try:
         cache.mkdir(parents=True, exist_ok=True)
-        texts = [_found(name, each, cache, shown) for name, each in data.sources]
+        texts = [_found(name, data_spec, cache, shown) for name, data_spec in data.sources]
         if workers is None:
-            nbytes = sum(each.corpus.nbytes for each in texts)
+            nbytes = sum(text.corpus.nbytes for text in texts)
             workers = default_workers() if nbytes >= WORTH_PROCESSES_NBYTES else 0
         tokenizer = _tokenizer(data, vocab_size, texts, cache, workers, shown)
-        directories = [_made(each, tokenizer, cache, workers, shown, progress=progress) for each in texts]
+        directories = [_made(text, tokenizer, cache, workers, shown, progress=progress) for text in texts]
     except OSError as error:
         raise problem_of_writing(cache, error) from None
-    return tuple(open_store(each) for each in directories)
+    return tuple(open_store(directory) for directory in directories)
 
 
 def _found(name: str, data: DataSpec, cache: Path, shown: Progress) -> Text:
@@ -106,7 +106,7 @@ def _found(name: str, data: DataSpec, cache: Path, shown: Progress) -> Text:
 def _seen(corpus: Corpus) -> tuple[tuple[int, int, int], ...]:
     """Size, modification time and change time of each file, of which the last cannot be set back."""
     try:
-        found = (os.stat(each.path) for each in corpus.sources)
+        found = (os.stat(source.path) for source in corpus.sources)
         return tuple((each.st_size, each.st_mtime_ns, each.st_ctime_ns) for each in found)
     except OSError as error:
         raise problem_of_reading(str(error.filename), error) from None
@@ -134,13 +134,13 @@ def _named(source: str) -> Iterator[None]:
     except InvalidInput as error:
         if not source:
             raise
-        own = {f"data.{each.name}": f"data.mixture.{source}.{each.name}" for each in fields(MixtureSource)}
+        own = {f"data.{field.name}": f"data.mixture.{source}.{field.name}" for field in fields(MixtureSource)}
         raise InvalidInput(
             [
-                replace(each, field=own[each.field])
-                if each.field in own
-                else replace(each, rule=f"{each.rule} (source {source} of data.mixture)")
-                for each in error.problems
+                replace(problem, field=own[problem.field])
+                if problem.field in own
+                else replace(problem, rule=f"{problem.rule} (source {source} of data.mixture)")
+                for problem in error.problems
             ]
         ) from None
 
@@ -157,20 +157,20 @@ def _make(directory: Path, fingerprint: str, text: Text, tokenizer: Tokenizer, w
         _job("write shard", plan[shard], data, shard=shard, text_field=data.text_field, **where) for shard in unfinished
     ]
     # How much text a compressed file holds is known only afterwards.
-    plain = all(each.kind != "parquet" and not each.compression for each in corpus.sources)
+    plain = all(source.kind != "parquet" and not source.compression for source in corpus.sources)
     with shown(
         f"tokenizing {text.name}".strip(), corpus.nbytes if plain and len(jobs) == len(plan) else None
     ) as advance:
         run_jobs(jobs, workers, advance)
-    changed = [each for each, one, two in zip(corpus.sources, text.seen, _seen(corpus), strict=True) if one != two]
+    changed = [source for source, one, two in zip(corpus.sources, text.seen, _seen(corpus), strict=True) if one != two]
     if changed:  # the hash may be another text's than the tokens
         for path in directory.iterdir():
             if path.name != "lock":
                 path.unlink()
         rule = "was changed while it was prepared"
         raise InvalidInput([file_problem("data.path", changed[0].path, rule, "prepare again when it is not")])
-    found = [read_record(directory, shard) for shard in range(len(plan))]
-    records = [each for each in found if each is not None]
+    shard_records = [read_record(directory, shard) for shard in range(len(plan))]
+    records = [shard_record for shard_record in shard_records if shard_record is not None]
     if len(records) != len(plan):
         raise InvalidInput([file_problem("data.cache", directory, "lost files while they were written")])
     _check_splits(records, data)
@@ -187,12 +187,12 @@ def _make(directory: Path, fingerprint: str, text: Text, tokenizer: Tokenizer, w
         "corpus": {
             "sha256": corpus.sha256,
             "nbytes": corpus.nbytes,
-            "files": [asdict(each) for each in corpus.sources],
+            "files": [asdict(source) for source in corpus.sources],
             "skipped": corpus.skipped,
         },
-        "repaired": sum(each.repaired for each in records),
-        "first_repaired": next((each.first_repaired for each in records if each.repaired), ""),
-        "shards": [asdict(each) for each in records],
+        "repaired": sum(record.repaired for record in records),
+        "first_repaired": next((record.first_repaired for record in records if record.repaired), ""),
+        "shards": [asdict(record) for record in records],
     }
     write_whole(directory / INDEX, json.dumps(with_checksum(index)).encode())
 
@@ -212,13 +212,13 @@ def _is_complete(directory: Path, tokenizer: Tokenizer) -> bool:
             return False
     except (FileNotFoundError, ValueError):
         return False
-    return all((directory / file.name).exists() for each in records for file in each.files)
+    return all((directory / file.name).exists() for record in records for file in record.files)
 
 
 def _is_whole(directory: Path, shard: int) -> bool:
     """Whether a shard is finished, with every byte as it was written: that of an earlier process may not be."""
     record = read_record(directory, shard)
-    return record is not None and not any(check_file(directory / each.name, each) for each in record.files)
+    return record is not None and not any(check_file(directory / file.name, file) for file in record.files)
 
 
 def _tokenizer(
@@ -232,7 +232,7 @@ def _tokenizer(
     if size is None or size < SMALLEST_BPE:
         rule = f"a byte-level bpe needs a vocabulary of at least {SMALLEST_BPE}: every byte and an end of document"
         raise InvalidInput([Problem(field, size, rule, SMALLEST_BPE)])
-    each_named = [f"{each.corpus.sha256} {each.data.text_field}" for each in texts]
+    each_named = [f"{text.corpus.sha256} {text.data.text_field}" for text in texts]
     named = f"{' '.join(each_named)} {data.validation_fraction}"
     trained = cache / "tokenizers" / f"bpe-{size}-{hashlib.sha256(named.encode()).hexdigest()[:NAME_DIGITS]}.json"
     seal = trained.with_suffix(".sha256")
@@ -240,7 +240,7 @@ def _tokenizer(
     sealed = trained.exists() and (not seal.exists() or seal.read_bytes() == sha256(trained).encode())
     if not sealed:
         trained.parent.mkdir(exist_ok=True)
-        pairs = [(segment, each.data.text_field) for each in texts for shard in each.plan for segment in shard]
+        pairs = [(segment, text.data.text_field) for text in texts for shard in text.plan for segment in shard]
         segments, text_fields = zip(*pairs, strict=True)
         job = _job("train bpe", segments, data, vocab_size=size, text_fields=text_fields)
         with shown("training the tokenizer", None) as advance:
@@ -251,13 +251,13 @@ def _tokenizer(
 
 
 def _job(do: str, segments: Sequence[Segment], data: DataSpec, **more: object) -> dict[str, Any]:
-    segments_told = [asdict(each) for each in segments]
+    segments_told = [asdict(segment) for segment in segments]
     return {"do": do, "segments": segments_told, "validation_fraction": data.validation_fraction} | more
 
 
 def _fingerprint(text: Text, tokenizer: Tokenizer) -> str:
     data, corpus = text.data, text.corpus
-    has_records = any(each.kind != "text" for each in corpus.sources)
+    has_records = any(source.kind != "text" for source in corpus.sources)
     identity = {
         "format": FORMAT,
         "corpus": corpus.sha256,
@@ -269,8 +269,8 @@ def _fingerprint(text: Text, tokenizer: Tokenizer) -> str:
 
 
 def _check_splits(records: list[ShardRecord], data: DataSpec) -> None:
-    train = sum(each.train.documents for each in records)
-    validation = sum(each.validation.documents for each in records)
+    train = sum(record.train.documents for record in records)
+    validation = sum(record.validation.documents for record in records)
     paths = ", ".join(data.path)
     if not train + validation:
         raise InvalidInput([Problem("data.path", paths, "holds no text: every document in it is empty")])
@@ -282,7 +282,7 @@ def _check_splits(records: list[ShardRecord], data: DataSpec) -> None:
         rule = f"holds out all {validation} documents of the corpus and leaves none to train on"
         raise InvalidInput([Problem("data.validation_fraction", data.validation_fraction, rule, "a larger corpus")])
     if not validation:
-        needed = math.ceil(1000 * min(each.smallest_hash for each in records) + 1e-9) / 1000
+        needed = math.ceil(1000 * min(record.smallest_hash for record in records) + 1e-9) / 1000
         rule = f"holds out none of the {train} documents of the corpus"
         nearest: object = needed if needed <= 0.5 else "a larger corpus"
         raise InvalidInput([Problem("data.validation_fraction", data.validation_fraction, rule, nearest)])
@@ -295,7 +295,7 @@ def _check_unknown(directory: Path, records: list[ShardRecord], tokenizer: Token
         return
     counts = sum((read_counts(directory, shard).sum(axis=0) for shard in range(len(records))), start=np.uint64(0))
     # GPT-2's family has one token for both: that of each document's end is not text.
-    ends = sum(each.train.documents + each.validation.documents for each in records)
+    ends = sum(record.train.documents + record.validation.documents for record in records)
     others = ends if unknown == tokenizer.end_id else 0
     share = (float(np.asarray(counts)[unknown]) - others) / float(np.asarray(counts).sum())
     if share > MOST_UNKNOWN:

@@ -108,7 +108,7 @@ def write_shard(
         counts = np.zeros((len(SPLITS), tokenizer.vocab_size), dtype=np.uint64)
         totals = np.zeros((len(SPLITS), 3), dtype=np.int64)  # tokens, documents, bytes of text
         repaired, first_repaired, smallest = 0, "", 1.0
-        for batch in _batches((each.source, documents(each, text_field)) for each in segments):
+        for batch in _batches((segment.source, documents(segment, text_field)) for segment in segments):
             chosen: tuple[list[npt.NDArray[np.uint32]], ...] = ([], [])
             done = 0
             encoded = tokenizer.encode([document.text for _, document in batch])
@@ -132,15 +132,15 @@ def write_shard(
             advance(done)
         writers[-1].write(counts.astype("<u8").tobytes())
         train, validation = (SplitRecord(*(int(each) for each in row)) for row in totals)
-        files = tuple(each.finish() for each in writers)
+        files = tuple(writer.finish() for writer in writers)
         record = ShardRecord(files, train, validation, repaired, first_repaired, smallest)
         sync(directory)
         write_whole(directory / f"{shard:05d}.json", json.dumps(asdict(record)).encode())
     except OSError as error:
         raise problem_of_writing(directory, error) from None
     finally:
-        for each in writers:
-            each.abandon()
+        for writer in writers:
+            writer.abandon()
     return record
 
 
@@ -150,7 +150,7 @@ def read_record(directory: Path, shard: int) -> ShardRecord | None:
         record = parse_record(parse_json((directory / f"{shard:05d}.json").read_text()), shard)
     except (OSError, *DAMAGED):
         return None
-    return None if any(check_size(directory / each.name, each.nbytes) for each in record.files) else record
+    return None if any(check_size(directory / file.name, file.nbytes) for file in record.files) else record
 
 
 # What a record or an index that is not as it was written gives while it is read.
@@ -162,7 +162,7 @@ def parse_record(table: dict[str, Any], shard: int) -> ShardRecord:
     files = tuple(FileRecord(**each | {"crc32": tuple(each["crc32"])}) for each in table["files"])
     splits = {name: SplitRecord(**table[name]) for name in SPLITS}
     record = ShardRecord(**table | {"files": files} | splits)
-    sizes = {each.name: each.nbytes for each in files}
+    sizes = {file_record.name: file_record.nbytes for file_record in files}
     itemsizes = {token_file(shard, "train", dtype): np.dtype(dtype).itemsize for dtype in DTYPES}
     itemsize = next((each for name, each in itemsizes.items() if name in sizes), None)
     if itemsize is None:
@@ -192,8 +192,8 @@ def read_counts(directory: Path, shard: int) -> npt.NDArray[np.uint64]:
 def size_problems(directory: Path, records: Iterable[ShardRecord]) -> Iterator[Problem]:
     """Every file of finished shards that is missing or has not its recorded size."""
     for record in records:
-        for each in record.files:
-            if problem := check_size(directory / each.name, each.nbytes):
+        for file in record.files:
+            if problem := check_size(directory / file.name, file.nbytes):
                 yield problem
 
 

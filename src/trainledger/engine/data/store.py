@@ -62,13 +62,13 @@ class Split:
         self._directory = directory
         self.dtype = np.dtype(dtype).newbyteorder("<")
         self._files = [token_file(shard, name, dtype) for shard in range(len(records))]
-        parts = [getattr(each, name) for each in records]
-        self._tokens_before = [0, *itertools.accumulate(each.tokens for each in parts)]
+        parts = [getattr(record, name) for record in records]
+        self._tokens_before = [0, *itertools.accumulate(part.tokens for part in parts)]
         self.tokens: int = self._tokens_before[-1]
-        self._documents_before = [0, *itertools.accumulate(each.documents for each in parts)]
+        self._documents_before = [0, *itertools.accumulate(part.documents for part in parts)]
         self.documents: int = self._documents_before[-1]
-        self.text_nbytes: int = sum(each.text_nbytes for each in parts)
-        self._records = {file.name: file for each in records for file in each.files}
+        self.text_nbytes: int = sum(part.text_nbytes for part in parts)
+        self._records = {file.name: file for record in records for file in record.files}
         self._verified = verified
         self._map = functools.lru_cache(maxsize=OPEN_MAPS)(self._open)
 
@@ -135,9 +135,9 @@ class Split:
             ends = self.document_ends(shard)
             places = self._numbers(places_file(shard, self.name)).reshape(-1, 3)
             first, last = np.searchsorted(ends, [offset, offset + length - 1], side="right").tolist()
-            for each in range(first, last + 1):
-                source, *at = places[each].tolist()
-                yield self._documents_before[shard] + each, (source, at[0], at[1])
+            for index in range(first, last + 1):
+                source, *at = places[index].tolist()
+                yield self._documents_before[shard] + index, (source, at[0], at[1])
             done += length
 
     def _place(self, position: int) -> tuple[int, int]:
@@ -226,13 +226,13 @@ class TokenStore:
         self.tokenizer()
         verified, problems = Verified(self.directory), []
         for shard, table in enumerate(self.index["shards"]):
-            for each in parse_record(table, shard).files:
-                path = self.directory / each.name
+            for file in parse_record(table, shard).files:
+                path = self.directory / file.name
                 before = identity(path) if path.exists() else None
-                if problem := check_file(path, each):
+                if problem := check_file(path, file):
                     problems.append(problem)
                 elif before is not None:
-                    verified.remember(each.name, before)
+                    verified.remember(file.name, before)
         if problems:
             raise InvalidInput(problems)
 

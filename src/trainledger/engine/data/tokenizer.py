@@ -57,7 +57,7 @@ class ByteTokenizer:
 
     def encode(self, texts: list[str]) -> list[Ids]:
         """The tokens of each text, without an end."""
-        return [np.frombuffer(each.encode(), dtype=np.uint8).astype(np.uint32) for each in texts]
+        return [np.frombuffer(text.encode(), dtype=np.uint8).astype(np.uint32) for text in texts]
 
     def decode(self, ids: Iterable[int]) -> str:
         """The text of tokens; bytes that are no UTF-8 become U+FFFD."""
@@ -101,19 +101,19 @@ class JsonTokenizer:
     def encode(self, texts: list[str]) -> list[Ids]:
         """The tokens of each text, without an end; a text over 262,144 characters is encoded in parts that end
         at a line end, because an encoding takes some hundred bytes of memory per token."""
-        short = iter(self._encode_together([each for each in texts if len(each) <= ENCODED_AT_ONCE]))
+        short = iter(self._encode_together([text for text in texts if len(text) <= ENCODED_AT_ONCE]))
         return [
             next(short)
-            if len(each) <= ENCODED_AT_ONCE
-            else np.concatenate([self._encode_together([part])[0] for part in _parts(each)])
-            for each in texts
+            if len(text) <= ENCODED_AT_ONCE
+            else np.concatenate([self._encode_together([part])[0] for part in _parts(text)])
+            for text in texts
         ]
 
     def _encode_together(self, texts: list[str]) -> list[Ids]:
         engine = self._engine
         with _refused(self.name, "cannot encode this corpus"):
             encodings = engine.encode_batch_fast(texts, add_special_tokens=False)
-        return [np.array(each.ids, dtype=np.uint32) for each in encodings]
+        return [np.array(encoding.ids, dtype=np.uint32) for encoding in encodings]
 
     def decode(self, ids: Iterable[int]) -> str:
         """The text of tokens, special tokens included."""
@@ -203,7 +203,7 @@ def _likeliest_end(tokens: list[str]) -> str | None:
     >>> _likeliest_end(["[CLS]", "[PAD]", "[SEP]"]), _likeliest_end(["<|begin_of_text|>", "<|end_of_turn|>"])
     ('[SEP]', '<|end_of_turn|>')
     """
-    plain = [each.lower().replace("\u2581", "_").replace(" ", "_") for each in tokens]
+    plain = [token.lower().replace("\u2581", "_").replace(" ", "_") for token in tokens]
     found = (token for end in _ENDS for token, name in zip(tokens, plain, strict=True) if re.search(end, name))
     return next(found, None)
 

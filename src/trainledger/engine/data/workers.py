@@ -48,7 +48,7 @@ def run_jobs(jobs: Sequence[Job], workers: int, advance: Callable[[int], None]) 
     raised as the job raised it, and where a process died, with what it was doing.
     """
     if not workers:
-        return [run_job(each, advance) for each in jobs]
+        return [run_job(job, advance) for job in jobs]
     waiting: queue.SimpleQueue[int] = queue.SimpleQueue()
     for number in range(len(jobs)):
         waiting.put(number)
@@ -71,10 +71,10 @@ def run_jobs(jobs: Sequence[Job], workers: int, advance: Callable[[int], None]) 
     try:
         processes.extend(_started() for _ in range(min(workers, len(jobs))))
         threads = [threading.Thread(target=serve, args=(each,), daemon=True) for each in processes]
-        for each in threads:
-            each.start()
-        for each in threads:
-            each.join()
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
     finally:
         _end(processes)
     if failures:
@@ -125,10 +125,10 @@ def _started() -> subprocess.Popen[str]:
 
 
 def _end(processes: Sequence[subprocess.Popen[str]]) -> None:
-    for each in processes:
-        each.kill()
-    for each in processes:
-        each.wait()
+    for process in processes:
+        process.kill()
+    for process in processes:
+        process.wait()
 
 
 def run_job(job: Job, advance: Callable[[int], None]) -> str:
@@ -185,7 +185,10 @@ def serve_jobs() -> None:
         try:
             answer("done", run_job(json.loads(line), lambda nbytes: answer("advance", nbytes)))
         except InvalidInput as error:
-            answer("problems", [[each.field, each.value, each.rule, each.nearest] for each in error.problems])
+            answer(
+                "problems",
+                [[problem.field, problem.value, problem.rule, problem.nearest] for problem in error.problems],
+            )
         except OSError as error:
             if not is_full(error):
                 raise
@@ -201,8 +204,8 @@ def sample_texts(
     """Texts that are not held out, together at most ``characters``: all of a corpus that is no larger, else an
     equal share from the beginning of each segment, the segments taken in an order shuffled by a fixed key. Each
     segment has its text field."""
-    total = sum(each.file_nbytes for each in {each.path: each for each in segments}.values())
-    complete = total <= characters and not any(each.compression or each.kind == "parquet" for each in segments)
+    total = sum(each.file_nbytes for each in {segment.path: segment for segment in segments}.values())
+    complete = total <= characters and not any(segment.compression or segment.kind == "parquet" for segment in segments)
     share = characters if complete else max(characters // len(segments), SMALLEST_SHARE)
     order = range(len(segments)) if complete else sorted(range(len(segments)), key=_shuffled)
     left = characters

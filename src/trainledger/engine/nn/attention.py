@@ -131,8 +131,8 @@ def scaled_dot_product(q_BTHK: Tensor, k_BTGK: Tensor, v_BTGW: Tensor, mask: Ten
 # else give way to unfused attention, with scores of T x T in memory.
 def equally_wide(*heads: Tensor) -> Iterator[Tensor]:
     """Queries, keys and values padded with zeros to one width, which the fused kernel of a CPU wants."""
-    widest = max(each.shape[-1] for each in heads)
-    return (each if each.shape[-1] == widest else F.pad(each, (0, widest - each.shape[-1])) for each in heads)
+    widest = max(head.shape[-1] for head in heads)
+    return (head if head.shape[-1] == widest else F.pad(head, (0, widest - head.shape[-1])) for head in heads)
 
 
 def written_out(

@@ -39,7 +39,7 @@ class LayerCache:
             part_BSGK[:, self._next : self._next + kept].copy_(each_BTGK[:, n_tokens - kept :])
         self._next = (self._next + kept) % self.places
         first, self.past = self.past == 0, self.past + n_tokens
-        return new_BTGK if first else [each[:, : min(self.past, self.places)] for each in self.parts_BSGK]
+        return new_BTGK if first else [tensor[:, : min(self.past, self.places)] for tensor in self.parts_BSGK]
 
 
 class Cache:
@@ -49,7 +49,7 @@ class Cache:
         """A cache of ``like``'s dtype and device."""
         windows = [kind_of(spec, layer).window for layer in range(spec.n_layers)]
         places = [n_tokens if window is None else min(window, n_tokens) for window in windows]
-        self.layers = [LayerCache(heads_of(spec), batch, each, like) for each in places]
+        self.layers = [LayerCache(heads_of(spec), batch, place, like) for place in places]
         self.n_tokens = n_tokens
 
     @property

@@ -153,7 +153,7 @@ def offloading(shared: Any) -> AbstractContextManager[Any]:
 
     Parameters, their low-precision copies, buffers and the tensors in ``shared`` stay: they are there anyway.
     """
-    held = {each.untyped_storage()._cdata for each in _tensors_in(shared)}
+    held = {tensor.untyped_storage()._cdata for tensor in _tensors_in(shared)}
 
     def pack(x: Tensor) -> Tensor | _OnHost:
         if x.untyped_storage()._cdata in held or _is_parameter(x):

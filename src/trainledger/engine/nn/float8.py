@@ -41,14 +41,14 @@ def use_float8(model: Transformer, float8: Float8) -> None:
 @contextmanager
 def weights_cast_once(model: nn.Module) -> Iterator[None]:
     """Cast the weights of a model that keeps them in 8 bits; inside, its matmuls read those, without a check."""
-    layers = [each for each in model.modules() if isinstance(each, Float8Linear) and each.float8.caching]
-    for each in layers:
-        each.cast_weight()
+    layers = [module for module in model.modules() if isinstance(module, Float8Linear) and module.float8.caching]
+    for layer in layers:
+        layer.cast_weight()
     try:
         yield
     finally:
-        for each in layers:
-            each.is_cast = False
+        for layer in layers:
+            layer.is_cast = False
 
 
 class Float8Linear(nn.Linear):

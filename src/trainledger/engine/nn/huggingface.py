@@ -78,8 +78,8 @@ def pieces(names: Names, spec: ModelSpec, shapes: Mapping[str, tuple[int, ...]])
 
 def shapes_in_files(piece: Piece, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
     """The shapes of their tensors of a piece, from those of ours."""
-    found = piece.form.theirs([torch.empty(shapes[name], device="meta") for name in piece.ours])
-    return {name: tuple(each.shape) for name, each in zip(piece.theirs, found, strict=True)}
+    tensors = piece.form.theirs([torch.empty(shapes[name], device="meta") for name in piece.ours])
+    return {name: tuple(tensor.shape) for name, tensor in zip(piece.theirs, tensors, strict=True)}
 
 
 def _piece(names: Names, spec: ModelSpec, name: str, shapes: Mapping[str, tuple[int, ...]]) -> Piece:
@@ -166,12 +166,14 @@ def grouped(groups: int, width: int) -> Form:
     """Queries [H K, ...], keys and values [G K, ...] to [G, H / G + 2, K, ...]: each group's queries, key and value."""
 
     def theirs(ours: Tensors) -> Tensors:
-        return [torch.cat([each.reshape(groups, -1, width, *each.shape[1:]) for each in ours], dim=1).flatten(0, 2)]
+        return [
+            torch.cat([tensor.reshape(groups, -1, width, *tensor.shape[1:]) for tensor in ours], dim=1).flatten(0, 2)
+        ]
 
     def ours(theirs: Tensors) -> Tensors:
         whole = theirs[0].reshape(groups, -1, width, *theirs[0].shape[1:])
         parts = whole.split_with_sizes([whole.shape[1] - 2, 1, 1], dim=1)
-        return [each.flatten(0, 2) for each in parts]
+        return [part.flatten(0, 2) for part in parts]
 
     return Form(theirs, ours)
 
@@ -180,7 +182,7 @@ def per_expert(n_experts: int, parts: int) -> Form:
     """A stack [E, parts F, ...] to E x parts matrices."""
 
     def theirs(ours: Tensors) -> Tensors:
-        return [part for each in ours[0].unbind() for part in each.chunk(parts)]
+        return [part for tensor in ours[0].unbind() for part in tensor.chunk(parts)]
 
     def ours(theirs: Tensors) -> Tensors:
         each = [torch.cat(theirs[first : first + parts]) for first in range(0, len(theirs), parts)]
@@ -258,9 +260,9 @@ def export_adapters(
     kind: str = to_config(spec.served, "float32", model_type)["model_type"]
     names = FAMILIES[kind].names.of(spec)
     alike = {
-        each.ours[0]: _full(each.theirs[0], names)
-        for each in pieces(names, spec, shapes(spec))
-        if each.form is SAME and len(each.ours) == 1
+        piece.ours[0]: _full(piece.theirs[0], names)
+        for piece in pieces(names, spec, shapes(spec))
+        if piece.form is SAME and len(piece.ours) == 1
     }
     tensors: dict[str, Tensor] = {}
     for name, stored in adapters.items():
@@ -291,20 +293,22 @@ def import_model(directory: Path) -> Transformer:
     if spec.name == model_type and directory.resolve().name.isprintable():
         spec = replace(spec, name=directory.resolve().name[:100])
     names = FAMILIES[model_type].names.of(spec)
-    found = _bare(stored_in(_files(directory)), names, str(directory))
-    if spec.n_layers > len(found):
-        rule = f"is more than the {len(found)} tensors in the directory"
+    storeds = _bare(stored_in(_files(directory)), names, str(directory))
+    if spec.n_layers > len(storeds):
+        rule = f"is more than the {len(storeds)} tensors in the directory"
         raise InvalidInput([Problem("number of layers", spec.n_layers, rule)], str(directory))
-    if any(name.endswith(STACKED) for name in found):
+    if any(name.endswith(STACKED) for name in storeds):
         names = as_modules(names)
-    head = found.pop(f"{names.head}.weight", None) if spec.tie_embeddings else None
+    head = storeds.pop(f"{names.head}.weight", None) if spec.tie_embeddings else None
     ours = shapes(spec)
     parts = list(pieces(names, spec, ours))
-    wanted = {name: shape for each in parts for name, shape in shapes_in_files(each, ours).items()}
+    wanted = {name: shape for part in parts for name, shape in shapes_in_files(part, ours).items()}
     if _predicts_ahead(config):
-        found = {name: each for name, each in found.items() if name in wanted or not _is_ahead(name, names, spec)}
-    refuse(faults(wanted, found), str(directory))
-    tensors = {name: tensor for each in parts for name, tensor in _our_tensors(each, found)}
+        storeds = {
+            name: stored for name, stored in storeds.items() if name in wanted or not _is_ahead(name, names, spec)
+        }
+    refuse(faults(wanted, storeds), str(directory))
+    tensors = {name: tensor for part in parts for name, tensor in _our_tensors(part, storeds)}
     if head is not None and not torch.equal(head.read(), tensors["embed_tokens.weight"]):
         rule = "differs from the input embedding, though config.json says tie_word_embeddings = true"
         raise InvalidInput([Problem(head.name, None, rule)], str(directory))
@@ -319,15 +323,15 @@ def _their_tensors(model: Transformer, dtype: torch.dtype, model_type: str) -> d
     names = FAMILIES[model_type].names.of(model.spec)
     ours = {name: each for name, each in held(model).items() if not name.startswith(MTP)}
     tensors: dict[str, Tensor] = {}
-    for each in pieces(names, model.spec, {name: tuple(tensor.shape) for name, tensor in ours.items()}):
-        found = each.form.theirs([ours[name].detach().to("cpu", dtype) for name in each.ours])
-        for name, tensor in zip(each.theirs, found, strict=True):
+    for piece in pieces(names, model.spec, {name: tuple(tensor.shape) for name, tensor in ours.items()}):
+        found = piece.form.theirs([ours[name].detach().to("cpu", dtype) for name in piece.ours])
+        for name, tensor in zip(piece.theirs, found, strict=True):
             tensors[_full(name, names)] = tensor.contiguous()
     return tensors
 
 
-def _our_tensors(piece: Piece, found: Mapping[str, Stored]) -> Iterator[tuple[str, Tensor]]:
-    ours = piece.form.ours([found[name].read() for name in piece.theirs])
+def _our_tensors(piece: Piece, storeds: Mapping[str, Stored]) -> Iterator[tuple[str, Tensor]]:
+    ours = piece.form.ours([storeds[name].read() for name in piece.theirs])
     alone = len(ours) == 1
     for name, tensor in zip(piece.ours, ours, strict=True):
         yield name, tensor.contiguous() if alone else tensor.clone(memory_format=torch.contiguous_format)
@@ -348,11 +352,11 @@ def _is_ahead(name: str, names: Names, spec: ModelSpec) -> bool:
     return parts[0] == names.layers and len(parts) > 1 and parts[1].isdigit() and int(parts[1]) >= spec.n_layers
 
 
-def _bare(found: dict[str, Stored], names: Names, where: str) -> dict[str, Stored]:
+def _bare(storeds: dict[str, Stored], names: Names, where: str) -> dict[str, Stored]:
     """The tensors by their names without the prefix, which some files leave out; computed tables dropped."""
     bare: dict[str, Stored] = {}
     outer = names.prefix.partition(".")[2]  # older files of some families leave out the first part only
-    for name, each in found.items():
+    for name, stored in storeds.items():
         short = name.removeprefix(names.prefix)
         if short == name and outer:
             short = name.removeprefix(outer)
@@ -362,7 +366,7 @@ def _bare(found: dict[str, Stored], names: Names, where: str) -> dict[str, Store
             continue
         if short in bare:
             raise InvalidInput([Problem(shown(name), None, f"is also there as {bare[short].name}")], where)
-        bare[short] = each
+        bare[short] = stored
     return bare
 
 
@@ -372,7 +376,7 @@ def _files(directory: Path) -> list[Path]:
         return [directory / FILE]
     if (directory / INDEX).is_file():
         return sorted(_shards(directory))
-    pickles = sorted(each.name for each in directory.glob("*.bin"))
+    pickles = sorted(path.name for path in directory.glob("*.bin"))
     if pickles:
         rule = f"is a pickle, which can run code and is never opened; convert it to {FILE} (safetensors)"
         raise InvalidInput([Problem(pickles[0], None, rule)], str(directory))

@@ -102,7 +102,7 @@ def take_weights(model: nn.Module, tensors: Mapping[str, Tensor], read: Callable
 
 def adapted_layers(model: nn.Module) -> dict[str, AdaptedLinear]:
     """The frozen linear layers of a model by name."""
-    return {name: each for name, each in model.named_modules() if isinstance(each, AdaptedLinear)}
+    return {name: module for name, module in model.named_modules() if isinstance(module, AdaptedLinear)}
 
 
 def fill(weight: nn.Parameter, deviation: float, generator: torch.Generator) -> None:

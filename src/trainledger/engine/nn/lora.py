@@ -140,7 +140,7 @@ class AdaptedLinear(nn.Module):
         """The frozen weight [O, I] as numbers of a format."""
         d_out, d_in = self.shape
         assert self.base_format is not None
-        stored = [each for each in (self.weight, self.scales, self.scales_of_scales) if each is not None]
+        stored = [parameter for parameter in (self.weight, self.scales, self.scales_of_scales) if parameter is not None]
         weight: Tensor = dequantize(stored, self.base_format, d_out, d_in, dtype)
         return weight
 
@@ -181,8 +181,8 @@ def adapt(model: nn.Module, lora: Lora | None) -> None:
     """
     if lora is None:
         return
-    for each in model.parameters():
-        each.requires_grad_(False)
+    for parameter in model.parameters():
+        parameter.requires_grad_(False)
     for path, module in list(model.named_modules()):
         if isinstance(module, nn.Linear) and is_linear(f"{path}.weight"):
             name = path.rpartition(".")[2]
@@ -200,5 +200,5 @@ def merge(model: nn.Module) -> None:
                 if module.bias is not None:
                     plain.bias.copy_(module.bias)
             setattr(model.get_submodule(path.rpartition(".")[0]), path.rpartition(".")[2], plain)
-    for each in model.parameters():
-        each.requires_grad_(True)
+    for parameter in model.parameters():
+        parameter.requires_grad_(True)

@@ -74,7 +74,7 @@ class HeadLoss(nn.Module):
         x_ND, targets_N = x_BTD.flatten(0, 1), targets_BT.flatten()
         chunks = list(zip(x_ND.chunk(self.chunks), targets_N.chunk(self.chunks), strict=True))
         if self.kind == "fused" and torch.is_grad_enabled():
-            trained = [each for each in head.parameters() if each.requires_grad]
+            trained = [parameter for parameter in head.parameters() if parameter.requires_grad]
             loss: Tensor = _Fused.apply(self, head, x_ND, targets_N, *trained)  # type: ignore[no-untyped-call]
             return loss
         again = torch.is_grad_enabled()
@@ -99,7 +99,7 @@ class _Fused(torch.autograd.Function):
         dx_ND = torch.empty_like(x_ND)
         sums: list[Tensor] = []
         losses: list[Tensor] = []
-        split = (each.chunk(loss.chunks) for each in (x_ND, targets_N, dx_ND))
+        split = (tensor.chunk(loss.chunks) for tensor in (x_ND, targets_N, dx_ND))
         for x, targets, dx in zip(*split, strict=True):
             with torch.enable_grad():
                 own = x.detach().requires_grad_()

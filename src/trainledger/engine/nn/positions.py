@@ -138,14 +138,14 @@ class Masks(nn.Module):
         always = self.written_out or self.slopes_H is not None or (self.dropout and device.type == "cpu")
         always = always or others is not None
         made: dict[int | None, Tensor | None] = {}
-        found: dict[int | None, Tensor | None] = {}
+        tensors: dict[int | None, Tensor | None] = {}
         for window in self.windows:
             narrow = window if window is not None and window < n_tokens else None
             if narrow not in made:
                 needed = always or narrow is not None
                 made[narrow] = self._mask(n_tokens, narrow, dtype, device, others) if needed else None
-            found[window] = made[narrow]
-        return found
+            tensors[window] = made[narrow]
+        return tensors
 
     def of_last(self, n_tokens: int, dtype: torch.dtype, device: torch.device) -> dict[int | None, Tensor | None]:
         """By window, for the last of so many tokens as the only query: it sees all keys that there still are.
@@ -196,5 +196,5 @@ def slopes(n_heads: int) -> list[float]:
     (0.5, 0.00390625, True)
     """
     whole = 2 ** math.floor(math.log2(n_heads))
-    first = [2 ** (-8 * each / whole) for each in range(1, whole + 1)]
-    return first + [2 ** (-4 * each / whole) for each in range(1, 2 * (n_heads - whole), 2)]
+    first = [2 ** (-8 * index / whole) for index in range(1, whole + 1)]
+    return first + [2 ** (-4 * head / whole) for head in range(1, 2 * (n_heads - whole), 2)]

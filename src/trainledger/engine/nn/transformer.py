@@ -51,7 +51,7 @@ class MTPModule(nn.Module):
 def _joined(*parts: Tensor) -> Tensor:
     """Both along the last dim, in the wider format: autocast copies to it on a CPU, and CUDA's kernel reads two."""
     wide = torch.promote_types(parts[0].dtype, parts[1].dtype)
-    return torch.cat([each.to(wide) for each in parts], dim=-1)
+    return torch.cat([part.to(wide) for part in parts], dim=-1)
 
 
 class MTPLoss(nn.Module):

@@ -73,15 +73,15 @@ class Stored:
     def _read_of(self, path: Path, taken: tuple[slice, ...]) -> Tensor:
         try:
             with safe_open(path, framework="pt") as file:
-                found: Tensor = file.get_slice(self.name)[taken] if taken else file.get_tensor(self.name)
+                tensor: Tensor = file.get_slice(self.name)[taken] if taken else file.get_tensor(self.name)
         except (SafetensorError, OSError) as error:
             raise _damaged(path, error) from error
-        return found
+        return tensor
 
 
 def stored_in(paths: Iterable[Path]) -> dict[str, Stored]:
     """Everything that safetensors files hold, by name, parts of a tensor put together; only headers are read."""
-    found: dict[str, Stored] = {}
+    storeds: dict[str, Stored] = {}
     for path in paths:
         try:
             with safe_open(path, framework="pt") as file:
@@ -90,14 +90,14 @@ def stored_in(paths: Iterable[Path]) -> dict[str, Stored]:
                     stored = file.get_slice(name)
                     shape = tuple(stored.get_shape())
                     part = Part(path, tuple(offsets.get(name, [0] * len(shape))), shape)
-                    earlier = found[name].parts if name in found else ()
+                    earlier = storeds[name].parts if name in storeds else ()
                     if any(each.offset == part.offset or name not in offsets for each in earlier):
-                        rule = f"is also in {found[name].path.name}; one of the two files does not belong here"
+                        rule = f"is also in {storeds[name].path.name}; one of the two files does not belong here"
                         raise InvalidInput([Problem(shown(name), None, rule)], str(path))
-                    found[name] = Stored(name, (*earlier, part), stored.get_dtype())
+                    storeds[name] = Stored(name, (*earlier, part), stored.get_dtype())
         except (SafetensorError, OSError) as error:
             raise _damaged(path, error) from error
-    return found
+    return storeds
 
 
 def offsets_in(metadata: dict[str, str] | None) -> dict[str, list[int]]:
@@ -106,17 +106,17 @@ def offsets_in(metadata: dict[str, str] | None) -> dict[str, list[int]]:
     return {name: each["saved_offsets"] for name, each in stored.items()}
 
 
-def faults(wanted: Mapping[str, tuple[int, ...]], found: Mapping[str, Stored]) -> Iterator[Problem]:
+def faults(wanted: Mapping[str, tuple[int, ...]], storeds: Mapping[str, Stored]) -> Iterator[Problem]:
     """A problem for each tensor that is missing, surplus, of another shape, or in a format that fp32 would round."""
     for name, shape in wanted.items():
-        if name not in found:
+        if name not in storeds:
             yield Problem(name, None, f"is missing; the model needs it with shape {list(shape)}")
-        elif found[name].shape != shape:
-            yield Problem(name, None, f"has shape {list(found[name].shape)}; the model needs {list(shape)}")
-        elif found[name].format not in EXACT_IN_FP32:
-            rule = f"is stored as {found[name].format}; " + ", ".join(EXACT_IN_FP32) + " are read"
+        elif storeds[name].shape != shape:
+            yield Problem(name, None, f"has shape {list(storeds[name].shape)}; the model needs {list(shape)}")
+        elif storeds[name].format not in EXACT_IN_FP32:
+            rule = f"is stored as {storeds[name].format}; " + ", ".join(EXACT_IN_FP32) + " are read"
             yield Problem(name, None, rule)
-    for name in found:
+    for name in storeds:
         if name not in wanted:
             yield Problem(shown(name), None, "has no place in this model")
 
@@ -133,13 +133,13 @@ def refuse(problems: Iterable[Problem], where: str) -> None:
 
 def shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
     """The shape of everything that a model's file holds by our name, a tied parameter once; takes no memory."""
-    return {name: tuple(each.shape) for name, each in held(_on_meta(spec)).items()}
+    return {name: tuple(tensor.shape) for name, tensor in held(_on_meta(spec)).items()}
 
 
 def held(model: nn.Module) -> dict[str, Tensor]:
     """What a file of a model holds: its parameters, a tied one once, and what else it learns (routers' corrections)."""
     lasting = model.state_dict(keep_vars=True)
-    return dict(model.named_parameters()) | {name: each for name, each in model.named_buffers() if name in lasting}
+    return dict(model.named_parameters()) | {name: buffer for name, buffer in model.named_buffers() if name in lasting}
 
 
 def assemble(spec: ModelSpec, tensors: Mapping[str, Tensor]) -> Transformer:
@@ -162,7 +162,7 @@ def assemble(spec: ModelSpec, tensors: Mapping[str, Tensor]) -> Transformer:
 
 def write_weights(model: nn.Module, path: Path) -> None:
     """A safetensors file of a model's parameters under our names, a tied parameter once."""
-    save_file({name: each.detach().cpu().contiguous() for name, each in held(model).items()}, path)
+    save_file({name: tensor.detach().cpu().contiguous() for name, tensor in held(model).items()}, path)
 
 
 def read_weights(spec: ModelSpec, *paths: Path) -> Transformer:
@@ -170,11 +170,11 @@ def read_weights(spec: ModelSpec, *paths: Path) -> Transformer:
     for path in paths:
         if not path.is_file():
             raise InvalidInput([Problem(path.name, None, "is missing; it has the weights")], str(path.parent))
-    found, where = stored_in(paths), str(paths[0] if len(paths) == 1 else paths[0].parent)
-    if spec.n_layers > len(found):
-        refuse([Problem("model.n_layers", spec.n_layers, f"the file holds only {len(found)} tensors")], where)
-    refuse(faults(shapes(spec), found), where)
-    return assemble(spec, {name: each.read() for name, each in found.items()})
+    storeds, where = stored_in(paths), str(paths[0] if len(paths) == 1 else paths[0].parent)
+    if spec.n_layers > len(storeds):
+        refuse([Problem("model.n_layers", spec.n_layers, f"the file holds only {len(storeds)} tensors")], where)
+    refuse(faults(shapes(spec), storeds), where)
+    return assemble(spec, {name: stored.read() for name, stored in storeds.items()})
 
 
 def _on_meta(spec: ModelSpec) -> Transformer:
@@ -204,8 +204,8 @@ def whole_directory(directory: Path, *, force: bool = False, ours: frozenset[str
             # What a process left that was killed: nobody else holds it.
             if former.is_dir() and not directory.exists():
                 former.rename(directory)
-            for each in (former, *partial.iterdir()):
-                shutil.rmtree(each) if each.is_dir() else each.unlink(missing_ok=True)
+            for path in (former, *partial.iterdir()):
+                shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
         except BlockingIOError:
             raise _refusal(directory, "is being written by another process") from None
         except OSError as error:
@@ -216,9 +216,9 @@ def whole_directory(directory: Path, *, force: bool = False, ours: frozenset[str
             refuse_occupied(directory, force=force, ours=ours)
             yield partial
             readable = partial.stat().st_mode & 0o666  # what the umask leaves
-            for each in partial.iterdir():
-                each.chmod(readable)  # safetensors makes files that only their owner may read
-                sync(each)
+            for path in partial.iterdir():
+                path.chmod(readable)  # safetensors makes files that only their owner may read
+                sync(path)
             sync(partial)
             refuse_occupied(directory, force=force, ours=ours)
             _put(partial, directory, former)
@@ -235,7 +235,7 @@ def refuse_occupied(directory: Path, *, force: bool, ours: frozenset[str]) -> No
         return
     if not directory.is_dir():
         raise _refusal(directory, "exists and is not a directory")
-    names = sorted(each.name for each in directory.iterdir())
+    names = sorted(path.name for path in directory.iterdir())
     strangers = [name for name in names if name not in ours]
     if names and not force:
         raise _refusal(directory, "exists and is not empty; --force replaces it")

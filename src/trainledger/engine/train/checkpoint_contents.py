@@ -76,8 +76,8 @@ def _as_made(run: Run) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[str, 
         model = build_model(run.model, recipe)
         optimizer = build_optimizer(model, recipe, width_factor=run.width_factor)
         first = optimizer_tensors(model, optimizer)
-        for each in model.parameters():
-            each.grad = torch.empty_like(each) if each.requires_grad else None
+        for parameter in model.parameters():
+            parameter.grad = torch.empty_like(parameter) if parameter.requires_grad else None
         optimizer.step()
         return model_tensors(model), first, optimizer_tensors(model, optimizer)
 

@@ -145,8 +145,8 @@ def _prepare(
     feed = _opened(run, ranks, open_feed, stack, part, parts)
     if feed.tokenizer_definition is not None and ranks.first:
         write_atomically(run_dir / "tokenizer.json", feed.tokenizer_definition)
-    for each in feed.remarks:
-        say(each)
+    for remark in feed.remarks:
+        say(remark)
     found = ranks.of_first(lambda: _newest(run, run_dir, feed, say)) if resume else None
     path = None if found is None else run_directory.checkpoints_dir(run_dir) / found
     with memory_told():
@@ -194,7 +194,7 @@ def _opened(run: Run, ranks: Ranks, open_feed: OpenFeed, stack: ExitStack, part:
 
     ranks.of_first(opened)  # the others find what it has read and prepared
     fingerprints = ranks.together(opened)
-    other = next((rank for rank, each in enumerate(fingerprints) if each != fingerprints[0]), None)
+    other = next((rank for rank, fingerprint in enumerate(fingerprints) if fingerprint != fingerprints[0]), None)
     if other is not None:
         rule = f"is other text on rank {other} than on rank 0; all ranks must see the same files"
         raise InvalidInput([_of_text(run, rule)])

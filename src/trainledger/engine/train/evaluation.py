@@ -54,9 +54,9 @@ class Reading:
         """Batches of so many sequences, or others of their shapes from where they cannot be read."""
         left = sequences
         try:
-            for each in batches:
-                left -= len(each[0])
-                yield each
+            for batch in batches:
+                left -= len(batch[0])
+                yield batch
         except Exception as error:
             self._keep(error)
             while left > 0:
@@ -223,20 +223,20 @@ def _windows(document: TokenizedDocument, end_id: int, context: int, stride: int
 @torch.no_grad()
 def _fill(model: Transformer, windows: list[_Window], rows_at_once: int) -> None:
     device = model.embed_tokens.weight.device
-    by_length = sorted(windows, key=lambda each: len(each.inputs))
+    by_length = sorted(windows, key=lambda window: len(window.inputs))
     for at in range(0, len(by_length), rows_at_once):
         some = by_length[at : at + rows_at_once]
         longest = len(some[-1].inputs)
         # A causal model's rows do not see what is filled up behind them.
         inputs_BT = torch.zeros(len(some), longest, dtype=torch.int64)
         targets_BT = torch.full((len(some), longest), _IGNORED)
-        for row, each in enumerate(some):
-            inputs_BT[row, : len(each.inputs)] = torch.from_numpy(each.inputs)
-            targets_BT[row, each.first : len(each.targets)] = torch.from_numpy(each.targets[each.first :])
+        for row, window in enumerate(some):
+            inputs_BT[row, : len(window.inputs)] = torch.from_numpy(window.inputs)
+            targets_BT[row, window.first : len(window.targets)] = torch.from_numpy(window.targets[window.first :])
         logits_BTV = model(inputs_BT.to(device))
-        for each, nats in zip(some, _sums(logits_BTV, targets_BT.to(device)), strict=True):
-            each.total.nats += nats
-            each.total.missing -= 1
+        for window, nats in zip(some, _sums(logits_BTV, targets_BT.to(device)), strict=True):
+            window.total.nats += nats
+            window.total.missing -= 1
 
 
 def _sums(logits_BTV: Tensor, targets_BT: Tensor) -> list[float]:

@@ -20,7 +20,7 @@ def steps_without_line(lines: Iterable[Mapping[str, Any]], done: int) -> str | N
     >>> steps_without_line([{"step": 1}, {"step": 4}], 4)
     'lacks 2 of the 4 steps that were done, the first of them step 2'
     """
-    lacking = sorted({*range(1, done + 1)} - {each.get("step") for each in lines})
+    lacking = sorted({*range(1, done + 1)} - {line.get("step") for line in lines})
     first = f", the first of them step {lacking[0]}" if lacking else ""
     return f"lacks {len(lacking):,} of the {done:,} steps that were done{first}" if lacking else None
 

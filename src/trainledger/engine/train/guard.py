@@ -55,10 +55,10 @@ def agree(ranks: Ranks, layout: Layout, own: Agreed) -> Agreed:
     bad = not_finite(own.loss, own.grad_norm)
     if ranks.alone:
         return replace(own, finite=not bad)
-    asked = [float(own.signum == each) for each in STOP_SIGNALS]
+    asked = [float(own.signum == stop_signal) for stop_signal in STOP_SIGNALS]
     flags = (float(bad), float(own.writing), float(own.unread))
     total, n_bad, n_writing, n_unread, *asked = ranks.summed(own.loss, *flags, *asked)
-    signum = next((each for each, n_ranks in zip(STOP_SIGNALS, asked, strict=True) if n_ranks), None)
+    signum = next((stop_signal for stop_signal, n_ranks in zip(STOP_SIGNALS, asked, strict=True) if n_ranks), None)
     mean = total * layout.pipeline / layout.devices
     return Agreed(mean, own.grad_norm, n_bad == n_unread == 0, signum, n_writing > 0, n_unread > 0)
 
@@ -77,19 +77,21 @@ def to_go_back_to(run_dir: Path, first_bad: int, run: Run) -> Path | None:
     that was not stopped has no others.
     """
     every = run.recipe.checkpoints.every
-    due = [each for each in all_checkpoints(run_dir) if every and step_of(each) % every == 0]
-    before = [each for each in due if step_of(each) < first_bad]
-    after = [each for each in due if step_of(each) >= first_bad]
-    return next((each for each in (*reversed(before), *after) if unusable(each, run) is None), None)
+    due = [
+        all_checkpoint for all_checkpoint in all_checkpoints(run_dir) if every and step_of(all_checkpoint) % every == 0
+    ]
+    before = [path for path in due if step_of(path) < first_bad]
+    after = [path for path in due if step_of(path) >= first_bad]
+    return next((path for path in (*reversed(before), *after) if unusable(path, run) is None), None)
 
 
 def forget_after(run_dir: Path, step: int) -> None:
     """Delete the checkpoints of later steps, which the run makes anew with other data."""
-    for each in reversed(all_checkpoints(run_dir)):
-        if step_of(each) > step:
+    for all_checkpoint in reversed(all_checkpoints(run_dir)):
+        if step_of(all_checkpoint) > step:
             # Renamed first: a deletion cut short must not leave a directory that looks like a checkpoint.
-            going = each.with_name(f"{TEMPORARY}old-{each.name}")
-            os.rename(each, going)
+            going = all_checkpoint.with_name(f"{TEMPORARY}old-{all_checkpoint.name}")
+            os.rename(all_checkpoint, going)
             shutil.rmtree(going)
 
 
@@ -108,7 +110,7 @@ def ordinal(number: int) -> str:
 def all_finite(model: nn.Module) -> bool:
     """Whether no parameter holds a NaN or an infinity."""
     with torch.no_grad():
-        return all(math.isfinite(each.sum(dtype=torch.float64).item()) for each in model.parameters())
+        return all(math.isfinite(parameter.sum(dtype=torch.float64).item()) for parameter in model.parameters())
 
 
 AgreeOn = Callable[[float, float | None], Agreed]  # by loss and gradient norm
@@ -145,7 +147,7 @@ class JudgedOnDevice:
 
     def __call__(self, loss: Tensor, grad_norm: Tensor | None) -> Tensor:
         # One copy to the host for both numbers; `.item()` of each would wait twice.
-        figures = torch.stack([each.detach().float() for each in (loss, grad_norm) if each is not None])
+        figures = torch.stack([tensor.detach().float() for tensor in (loss, grad_norm) if tensor is not None])
         self._on_host = figures.to("cpu", non_blocking=figures.is_cuda)  # into pinned memory
         self._copied = torch.cuda.current_stream().record_event() if figures.is_cuda else None
         return figures.isfinite().all().logical_not().float()

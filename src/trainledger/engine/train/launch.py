@@ -76,4 +76,4 @@ def handed_on() -> list[signal.Signals]:
     """The signals that the ranks shall get: all that ask for the end, but SIGHUP where the run was started without it
     (nohup)."""
     ignored = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
-    return [each for each in STOP_SIGNALS if not (ignored and each == signal.SIGHUP)]
+    return [stop_signal for stop_signal in STOP_SIGNALS if not (ignored and stop_signal == signal.SIGHUP)]

@@ -94,9 +94,9 @@ class TrainingLoop:
             records.metrics.event("resume" if resumed else "start", state.step, device=str(state.device))
             stops = StopRequests(speaks=self.ranks.first, echoes=not self.ranks.alone)
             with stops as requests, memory_told(), lost_ranks_named(self.ranks.seconds):
-                for each in self.observers:
-                    each.on_start(state)
-                    started.append(each)
+                for observer in self.observers:
+                    observer.on_start(state)
+                    started.append(observer)
                 self.steps(requests)
                 return self.finish()
         except (Interrupted, LostRank) as error:
@@ -118,9 +118,9 @@ class TrainingLoop:
             self.saver.close()
             with suppress(OSError):  # what a full disk did not take was said where it was written
                 self.records.metrics.close()
-            for each in started:
+            for observer in started:
                 try:
-                    each.on_stop()
+                    observer.on_stop()
                 except (OSError, InvalidInput) as error:
                     self.say(f"What was measured could not be written: {error}.")
 
@@ -131,8 +131,8 @@ class TrainingLoop:
         while state.step < recipe.total_steps:
             try:
                 self.step_and_what_is_due(batches, requests)
-            except NotFinite as found:
-                self.roll_back(str(found))
+            except NotFinite as not_finite:
+                self.roll_back(str(not_finite))
                 batches = self.batches()
             if self.launched is None:
                 self.began = time.perf_counter()
@@ -164,7 +164,7 @@ class TrainingLoop:
         """Launch a step, and read it or the one before; the signal that asks some rank to stop, if any."""
         number = self.state.step + 1
         if asynchronous(self.state.device):
-            metered = any(each.meters(number) for each in self.observers)
+            metered = any(observer.meters(number) for observer in self.observers)
             self.clock.exact = metered or number % STEPS_BETWEEN_CLOCKED == 0
         ahead = self.runs_ahead and not self.clock.exact
         if not ahead:
@@ -235,8 +235,8 @@ class TrainingLoop:
             launched.skipped or not told.finite,
         )
         self.records.metrics.step(record)
-        for each in self.observers:
-            each.on_step_end(record)
+        for observer in self.observers:
+            observer.on_step_end(record)
         self.records.watch(record)
         if not told.finite:
             self.non_finite.leave_out(told, number)
@@ -269,8 +269,8 @@ class TrainingLoop:
             state.step, state.validation_loss, state.unigram_entropy, phases, losses if len(shares) > 1 else {}
         )
         self.records.metrics.evaluation(record)
-        for each in self.observers:
-            each.on_evaluation(record)
+        for observer in self.observers:
+            observer.on_evaluation(record)
 
     # Weights that are not finite are never saved: no skip repairs them, and their checkpoint would be the newest valid
     # one.
@@ -312,8 +312,8 @@ class TrainingLoop:
         step = run_directory.step_of(path)
         self.records.metrics.event("checkpoint", step, path=path.name, phase_seconds=phases, **written)
         self.records.write_state("running")
-        for each in self.observers:
-            each.on_checkpoint(step, path, phases["checkpoint"])
+        for observer in self.observers:
+            observer.on_checkpoint(step, path, phases["checkpoint"])
 
     def finish(self) -> Finished:
         """The last words of a run that reached its last step."""
@@ -322,8 +322,8 @@ class TrainingLoop:
         counted = {"skipped_steps": state.guard.skipped_steps, "roll_backs": state.guard.roll_backs}
         self.records.metrics.event("finish", state.step, seconds=state.seconds, **counted)
         finished = Finished.of(state.run_dir, self.records.write_state("finished", checkpoint=path.name))
-        for each in self.observers:
-            each.on_finish(finished)
+        for observer in self.observers:
+            observer.on_finish(finished)
         return finished
 
     def note_end(self, how: str, why: str, **more: object) -> None:

@@ -176,8 +176,8 @@ class PhaseClock:
     @contextmanager
     def __call__(self, phase: str) -> Iterator[None]:
         with ExitStack() as stack:
-            for each in self._observers:
-                stack.enter_context(each.around_phase(phase))
+            for observer in self._observers:
+                stack.enter_context(observer.around_phase(phase))
             if self.exact:
                 synchronize(self._device)
             started = time.perf_counter()

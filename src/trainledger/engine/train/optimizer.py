@@ -45,22 +45,22 @@ def parameter_groups(
     up, are a group of their own, and the learning rate of all other matrices is multiplied by it.
     """
     chosen = [
-        (name, each)
-        for name, each in model.named_parameters()
-        if each.requires_grad and (among is None or among(name, each))
+        (name, parameter)
+        for name, parameter in model.named_parameters()
+        if parameter.requires_grad and (among is None or among(name, parameter))
     ]
-    matrices = [(name, each) for name, each in chosen if _decays(name, each)]
-    vectors = [each for name, each in chosen if not _decays(name, each)]
+    matrices = [(name, parameter) for name, parameter in chosen if _decays(name, parameter)]
+    vectors = [parameter for name, parameter in chosen if not _decays(name, parameter)]
     groups: list[dict[str, Any]]
     if rate_factor is None:
-        groups = [{"params": [each for _, each in matrices], "weight_decay": weight_decay}]
+        groups = [{"params": [parameter for _, parameter in matrices], "weight_decay": weight_decay}]
     else:
-        others = [each for name, each in matrices if not _is_looked_up(name)]
-        tables = [each for name, each in matrices if _is_looked_up(name)]
+        others = [parameter for name, parameter in matrices if not _is_looked_up(name)]
+        tables = [parameter for name, parameter in matrices if _is_looked_up(name)]
         groups = [{"params": others, "weight_decay": weight_decay, RATE_FACTOR: rate_factor}]
         groups.append({"params": tables, "weight_decay": weight_decay})
     groups.append({"params": vectors, "weight_decay": 0.0})
-    return [each for each in groups if each["params"]]
+    return [group for group in groups if group["params"]]
 
 
 def _is_looked_up(name: str) -> bool:
@@ -74,7 +74,7 @@ def _decays(name: str, parameter: nn.Parameter) -> bool:
 
 def for_muon(name: str, parameter: nn.Parameter) -> bool:
     """Whether Muon takes a parameter: matrices of two dims, embeddings and the head left out (Jordan et al. 2024)."""
-    return parameter.ndim == 2 and _decays(name, parameter) and not any(each in name.split(".") for each in _TABLES)
+    return parameter.ndim == 2 and _decays(name, parameter) and not any(table in name.split(".") for table in _TABLES)
 
 
 def build_optimizer(model: nn.Module | Named, recipe: Recipe, *, width_factor: float = 1.0) -> torch.optim.Optimizer:
@@ -122,15 +122,15 @@ def _average(share: float, optimizer: torch.optim.Optimizer, *_: object) -> None
     """Move the average of what an optimizer updates by a share towards it. It is a state, and begins as a copy."""
     weights = [each for group in optimizer.param_groups for each in group["params"]]
     averages, moved = [], []
-    for each in weights:
-        if each.grad is None:  # the optimizer takes a state with anything in it for one that it has begun
+    for weight in weights:
+        if weight.grad is None:  # the optimizer takes a state with anything in it for one that it has begun
             continue
-        state = optimizer.state[each]
+        state = optimizer.state[weight]
         if AVERAGE in state:
             averages.append(state[AVERAGE])
-            moved.append(each)
+            moved.append(weight)
         else:
-            state[AVERAGE] = each.detach().clone()
+            state[AVERAGE] = weight.detach().clone()
     if averages:
         torch._foreach_lerp_(averages, moved, share)
 
@@ -141,7 +141,7 @@ def _without_average(model: nn.Module | Named, recipe: Recipe, rate_factor: floa
     if isinstance(chosen, optimizers.Muon):
         return MuonWithAdamW(
             parameter_groups(model, decay, among=for_muon),
-            parameter_groups(model, decay, among=lambda name, each: not for_muon(name, each)),
+            parameter_groups(model, decay, among=lambda name, parameter: not for_muon(name, parameter)),
             lr=rate,
             momentum=chosen.momentum,
             betas=(chosen.beta1, chosen.beta2),

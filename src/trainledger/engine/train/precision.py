@@ -52,24 +52,24 @@ def refuse_matmuls(precision: Precision, device: str) -> None:
 
 def refuse(precision: Precision, recipe: Recipe) -> None:
     """Raise `InvalidInput` for what the ledger accounts for and the engine does not run."""
-    found: list[Problem] = []
+    problems: list[Problem] = []
     if recipe.of_megatron:
         rule = "is accounted for; the engine trains PyTorch's modules"
-        found.append(Problem("recipe.framework", recipe.framework, rule, "torch"))
+        problems.append(Problem("recipe.framework", recipe.framework, rule, "torch"))
     if precision.float8 is not None and precision.float8.scaling == "block":
         rule = "is accounted for, but no matmul with scales by block is built here; the engine does not train it"
-        found.append(Problem("recipe.precision", precision.kind, rule, precision.kind.replace("block", "rowwise")))
+        problems.append(Problem("recipe.precision", precision.kind, rule, precision.kind.replace("block", "rowwise")))
     if precision.moments != precision.updated:
         rule = f"is accounted for, but torch.optim keeps its states in the format of the weights: {precision.updated}"
-        found.append(Problem("recipe.precision.moment_dtype", precision.moments, rule, precision.updated))
+        problems.append(Problem("recipe.precision.moment_dtype", precision.moments, rule, precision.updated))
     if recipe.compile and (precision.copies == "gathered" or precision.float8 is not None):
         rule = f"is not built for precision {precision.kind}, which puts other tensors or matmuls into the blocks"
-        found.append(Problem("recipe.compile", True, rule, False))
+        problems.append(Problem("recipe.compile", True, rule, False))
     if precision.copies == "gathered" and recipe.loss.chunks is not None:
         rule = f"is not built for precision {precision.kind}: the head's copy is gone when its logits are made again"
-        found.append(Problem("recipe.loss", recipe.loss.kind, rule, "full"))
-    if found:
-        raise InvalidInput(found)
+        problems.append(Problem("recipe.loss", recipe.loss.kind, rule, "full"))
+    if problems:
+        raise InvalidInput(problems)
 
 
 # `module.to(dtype)` would narrow buffers as well: the cosines of rotary positions and the slopes of ALiBi.
@@ -77,12 +77,14 @@ def hold_in(model: nn.Module, dtype: torch.dtype) -> None:
     """Put parameters in ``dtype`` in the place of a model's; a tied one stays tied, and buffers stay as they are."""
     changed: dict[int, nn.Parameter] = {}
     for module in model.modules():
-        for name, each in list(module._parameters.items()):
-            if each is None or each.dtype == dtype:
+        for name, parameter in list(module._parameters.items()):
+            if parameter is None or parameter.dtype == dtype:
                 continue
-            if id(each) not in changed:
-                changed[id(each)] = nn.Parameter(each.detach().to(dtype), requires_grad=each.requires_grad)
-            module._parameters[name] = changed[id(each)]
+            if id(parameter) not in changed:
+                changed[id(parameter)] = nn.Parameter(
+                    parameter.detach().to(dtype), requires_grad=parameter.requires_grad
+                )
+            module._parameters[name] = changed[id(parameter)]
 
 
 # Autocast's cache of low-precision copies (`cache_enabled`) stays on: each weight is cast once for a forward, not once
@@ -99,8 +101,8 @@ def autocast(precision: Precision, device: torch.device) -> AbstractContextManag
 
 def gather_copies(model: Transformer, dtype: torch.dtype) -> None:
     """Let every block, and the model for what is outside of blocks, compute with copies in ``dtype``."""
-    inside = {id(each) for layer in model.layers for each in layer.modules()}
-    _Copies(model, [each for each in model.modules() if id(each) not in inside], dtype)
+    inside = {id(module) for layer in model.layers for module in layer.modules()}
+    _Copies(model, [module for module in model.modules() if id(module) not in inside], dtype)
     for layer in model.layers:
         _Copies(layer, list(layer.modules()), dtype)
 
@@ -165,8 +167,8 @@ class StandIns(torch.optim.Optimizer):
         make: Callable[[Named], torch.optim.Optimizer],
     ) -> None:
         self.stand_ins = stand_ins
-        self.inner = make(Named({name: stand_ins[each] for each, name in names.items()}))
-        outer = {id(stand_in): each for each, stand_in in stand_ins.items()}
+        self.inner = make(Named({name: stand_ins[parameter] for parameter, name in names.items()}))
+        outer = {id(stand_in): parameter for parameter, stand_in in stand_ins.items()}
         groups = [
             {**group, "params": [outer[id(each)] for each in group["params"]]} for group in self.inner.param_groups
         ]
@@ -201,9 +203,9 @@ class StandIns(torch.optim.Optimizer):
 
     def show_state(self) -> None:
         """Say of each parameter what the inner optimizer says of its stand-in."""
-        for each, stand_in in self.stand_ins.items():
+        for parameter, stand_in in self.stand_ins.items():
             if stand_in in self.inner.state:
-                self.state[each] = self.inner.state[stand_in]
+                self.state[parameter] = self.inner.state[stand_in]
 
 
 # bf16 has 8 bits of significand: an update below 2**-9 of its weight is rounded away, so that small rates need an fp32
@@ -220,20 +222,20 @@ class MasterWeights(StandIns):
     def __init__(
         self, model: nn.Module | Named, make: Callable[[Named], torch.optim.Optimizer], *, buffers: bool
     ) -> None:
-        names = {each: name for name, each in model.named_parameters() if each.requires_grad}
-        self.masters = {each: nn.Parameter(each.detach().float()) for each in names}
+        names = {parameter: name for name, parameter in model.named_parameters() if parameter.requires_grad}
+        self.masters = {name: nn.Parameter(name.detach().float()) for name in names}
         super().__init__(names, self.masters, make)
         self.buffers = buffers
         if buffers:
-            for each, master in self.masters.items():
+            for parameter, master in self.masters.items():
                 master.grad = torch.zeros_like(master)
-                each.register_post_accumulate_grad_hook(self._add)  # type: ignore[no-untyped-call]
+                parameter.register_post_accumulate_grad_hook(self._add)  # type: ignore[no-untyped-call]
 
     def begin(self) -> None:
         """Copy the parameters anew: they were given other values after this was made."""
         with torch.no_grad():
-            for each, master in self.masters.items():
-                master.copy_(each)
+            for parameter, master in self.masters.items():
+                master.copy_(parameter)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """No gradients; buffers are set to zero."""
@@ -246,18 +248,18 @@ class MasterWeights(StandIns):
     @torch.no_grad()
     def take_gradients(self) -> None:
         """Widen every gradient to fp32; the low-precision one is freed. Buffers have been filled by then."""
-        for each, master in self.masters.items():
-            if each.grad is None:
+        for parameter, master in self.masters.items():
+            if parameter.grad is None:
                 continue
             if self.buffers:
-                self._add(each)
+                self._add(parameter)
             else:
-                master.grad = each.grad.float()
-                each.grad = None
+                master.grad = parameter.grad.float()
+                parameter.grad = None
 
     def gradients(self) -> list[Tensor]:
         """The fp32 gradients that there are."""
-        return [each.grad for each in self.masters.values() if each.grad is not None]
+        return [master.grad for master in self.masters.values() if master.grad is not None]
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
@@ -275,15 +277,15 @@ class MasterWeights(StandIns):
         with torch.no_grad():
             for index, states in state_dict["state"].items():
                 self.masters[in_order[index]].copy_(states[MASTER])
-                rest = {name: each for name, each in states.items() if name != MASTER}
+                rest = {name: state for name, state in states.items() if name != MASTER}
                 if rest:
                     inner_states[index] = rest
         super().load_state_dict({"state": inner_states})
 
     def show_state(self) -> None:
         """The inner optimizer's states, and the copy."""
-        for each, master in self.masters.items():
-            self.state[each] = {MASTER: master, **self.inner.state.get(master, {})}
+        for parameter, master in self.masters.items():
+            self.state[parameter] = {MASTER: master, **self.inner.state.get(master, {})}
 
     def _add(self, parameter: Tensor) -> None:
         buffer = self.masters[parameter].grad  # type: ignore[index]
@@ -296,7 +298,7 @@ class MasterWeights(StandIns):
 def stepped(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[nn.Parameter]:
     """What the optimizer steps, in the model's order: the parameters, or what stands in for them."""
     if isinstance(optimizer, StandIns):
-        return [optimizer.stand_ins[each] for each in model.parameters() if each in optimizer.stand_ins]
+        return [optimizer.stand_ins[parameter] for parameter in model.parameters() if parameter in optimizer.stand_ins]
     return list(model.parameters())
 
 

@@ -66,7 +66,7 @@ def of_process() -> Free | None:
             found.append(
                 Free(most - taken.get(counted, 0) - reserved, f"{name} (ulimit -{'v' if name == 'RLIMIT_AS' else 'd'})")
             )
-    return min(found, key=lambda each: each.nbytes, default=None)
+    return min(found, key=lambda free: free.nbytes, default=None)
 
 
 def status() -> Mapping[str, int]:
@@ -78,14 +78,14 @@ def of_machine(
     cgroups: Path = _CGROUPS, proc: Path = Path("/proc"), *, own: Path = Path("/proc/self/cgroup")
 ) -> Free | None:
     """What the machine, or a control group that this process is in, has left for all processes in it together."""
-    found = list(_of_cgroups(cgroups, own))
+    frees = list(_of_cgroups(cgroups, own))
     memory = _kibibytes(proc / "meminfo")
     if "MemAvailable" in memory:
-        found.append(Free(memory["MemAvailable"], "this machine's memory"))
+        frees.append(Free(memory["MemAvailable"], "this machine's memory"))
     with suppress(OSError, KeyError):
         if (proc / "sys/vm/overcommit_memory").read_text().strip() == "2":  # the system promises no more than it has
-            found.append(Free(memory["CommitLimit"] - memory["Committed_AS"], "vm.overcommit_memory = 2"))
-    return min(found, key=lambda each: each.nbytes, default=None)
+            frees.append(Free(memory["CommitLimit"] - memory["Committed_AS"], "vm.overcommit_memory = 2"))
+    return min(frees, key=lambda free: free.nbytes, default=None)
 
 
 def of_device(device: torch.device) -> Free | None:
@@ -106,8 +106,8 @@ def _of_cgroups(root: Path, own: Path) -> Iterator[Free]:
             hierarchy = root / "memory" if controllers else root
             inner = Path(name.lstrip("/"))
             # In a container the group's own files are at the root, and its name is that outside of the container.
-            for each in (*(hierarchy / part for part in (inner, *inner.parents)),):
-                yield from _of_cgroup(each)
+            for path in (*(hierarchy / part for part in (inner, *inner.parents)),):
+                yield from _of_cgroup(path)
 
 
 def _of_cgroup(group: Path) -> Iterator[Free]:
@@ -229,8 +229,8 @@ def code_digest() -> str:
     """The beginning of a SHA-256 of this package's source files."""
     root = Path(trainledger.__file__).parent
     digest = hashlib.sha256()
-    for each in sorted(root.rglob("*.py")):
-        digest.update(str(each.relative_to(root)).encode() + b"\0" + each.read_bytes())
+    for path in sorted(root.rglob("*.py")):
+        digest.update(str(path.relative_to(root)).encode() + b"\0" + path.read_bytes())
     return digest.hexdigest()[:12]
 
 
@@ -238,14 +238,14 @@ def refuse_different(facts: Sequence[Mapping[str, str]]) -> None:
     """Raise `InvalidInput` with a sentence for each fact in which a rank is not as the first."""
     problems = []
     for name in facts[0].keys() - {"host"}:
-        for rank, each in enumerate(facts):
-            if each[name] != facts[0][name]:
-                there, here = f"rank {rank} ({each['host']})", f"rank 0 ({facts[0]['host']})"
-                rule = f"is {each[name]} on {there}, and {facts[0][name]} on {here}; all ranks must have the same"
+        for rank, fact in enumerate(facts):
+            if fact[name] != facts[0][name]:
+                there, here = f"rank {rank} ({fact['host']})", f"rank 0 ({facts[0]['host']})"
+                rule = f"is {fact[name]} on {there}, and {facts[0][name]} on {here}; all ranks must have the same"
                 problems.append(Problem(name, None, rule))
                 break
     if problems:
-        raise InvalidInput(sorted(problems, key=lambda each: each.field))
+        raise InvalidInput(sorted(problems, key=lambda problem: problem.field))
 
 
 # Disk
@@ -263,7 +263,7 @@ def checkpoints_at_once(recipe: Recipe) -> int:
 
 def refuse_full_disk(run: Run, run_dir: Path, needs: Needs) -> None:
     """Raise `CannotSave` where the disk will not hold the checkpoints that are kept, or a file may not be as large."""
-    there = sum(each.stat().st_size for each in checkpoints_dir(run_dir).rglob("*") if each.is_file())
+    there = sum(path.stat().st_size for path in checkpoints_dir(run_dir).rglob("*") if path.is_file())
     number = checkpoints_at_once(run.recipe)
     needed = max(number * needs.checkpoint - there, needs.checkpoint) + METRICS_NBYTES
     disk = os.statvfs(run_dir)

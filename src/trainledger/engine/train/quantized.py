@@ -202,7 +202,7 @@ def write_quantized(
     force: bool = False,
 ) -> None:
     """Write a quantized checkpoint; the directory appears whole or not at all."""
-    tensors = {name: each.detach().contiguous() for name, each in whole.items()}
+    tensors = {name: tensor.detach().contiguous() for name, tensor in whole.items()}
     for name, each in quantized.items():
         tensors |= {name + CODES: each.codes, name + SCALES: each.scales}
     with whole_directory(directory, force=force, ours=WRITTEN) as partial:
@@ -212,7 +212,7 @@ def write_quantized(
             if text is not None:
                 (partial / name).write_text(text, encoding="utf-8")
         files = {
-            each.name: {"nbytes": each.stat().st_size, "sha256": sha256(each)} for each in sorted(partial.iterdir())
+            path.name: {"nbytes": path.stat().st_size, "sha256": sha256(path)} for path in sorted(partial.iterdir())
         }
         facts = {"bits": quantization.bits, "group_size": quantization.group_size, "source": str(source.weights)}
         write_json(partial / MANIFEST, {"format": FORMAT, **facts, "files": files})
@@ -223,17 +223,17 @@ def read_quantized(directory: Path) -> tuple[Transformer, Path]:
     not as it was written."""
     quantization, spec = _looked_at(directory), read_spec(directory)
     try:
-        found = load_file(directory / FILE)
+        tensors = load_file(directory / FILE)
     except (SafetensorError, OSError) as error:
         raise _refusal(directory, f"has a {FILE} that cannot be read: {error}") from None
     wanted = _wanted(spec, quantization)
-    refuse(_faults(wanted, found), str(directory / FILE))
+    refuse(_faults(wanted, tensors), str(directory / FILE))
     weights = {}
     for name, shape in shapes(spec).items():
         if name in wanted:
-            weights[name] = found[name].float()
+            weights[name] = tensors[name].float()
         else:
-            weights[name] = dequantize(Quantized(found[name + CODES], found[name + SCALES], shape), quantization)
+            weights[name] = dequantize(Quantized(tensors[name + CODES], tensors[name + SCALES], shape), quantization)
     return assemble(spec, weights), directory / FILE
 
 
@@ -278,17 +278,17 @@ def _wanted(spec: ModelSpec, quantization: Quantization) -> dict[str, tuple[tupl
 
 
 def _faults(
-    wanted: Mapping[str, tuple[tuple[int, ...], torch.dtype | None]], found: Mapping[str, Tensor]
+    wanted: Mapping[str, tuple[tuple[int, ...], torch.dtype | None]], tensors: Mapping[str, Tensor]
 ) -> list[Problem]:
-    problems = [Problem(shown(name), None, "has no place in this model") for name in found if name not in wanted]
+    problems = [Problem(shown(name), None, "has no place in this model") for name in tensors if name not in wanted]
     for name, (shape, dtype) in wanted.items():
-        if name not in found:
+        if name not in tensors:
             problems.append(Problem(name, None, f"is missing; the model needs it with shape {list(shape)}"))
-        elif tuple(found[name].shape) != shape:
-            rule = f"has shape {list(found[name].shape)}; the model needs {list(shape)}"
+        elif tuple(tensors[name].shape) != shape:
+            rule = f"has shape {list(tensors[name].shape)}; the model needs {list(shape)}"
             problems.append(Problem(name, None, rule))
-        elif dtype is not None and found[name].dtype != dtype:
-            problems.append(Problem(name, None, f"is stored as {found[name].dtype}; {dtype} is read"))
+        elif dtype is not None and tensors[name].dtype != dtype:
+            problems.append(Problem(name, None, f"is stored as {tensors[name].dtype}; {dtype} is read"))
     return problems
 
 

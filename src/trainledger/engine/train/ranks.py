@@ -107,7 +107,7 @@ class Ranks:
         padded = torch.nn.functional.pad(mine, (0, longest - len(mine)))
         texts = [torch.empty_like(padded) for _ in range(self.size)]
         dist.all_gather(texts, padded, group=self.numbers)
-        return [bytes(each[: int(n)].tolist()) for each, n in zip(texts, lengths, strict=True)]
+        return [bytes(tensor[: int(n)].tolist()) for tensor, n in zip(texts, lengths, strict=True)]
 
     def of_first(self, make: Callable[[], Any]) -> Any:
         """What ``make`` gives on the first rank, on all of them; it runs there only. Raises as `together` does."""
@@ -211,7 +211,7 @@ def _leave(store: Any, rank: int, size: int) -> None:
     for word in ("done", "gone"):
         store.set(f"{word}/{rank}", "")
         if word == "done" or rank == 0:
-            store.wait([f"{word}/{each}" for each in range(size)])
+            store.wait([f"{word}/{index}" for index in range(size)])
 
 
 # What gloo, NCCL and the store say when another process is gone or silent.

@@ -117,7 +117,7 @@ def cut_back(path: Path, after: int) -> int:
     if not path.exists():
         return 0
     lines = list(_every_line(path))
-    kept = [json.dumps(each) + "\n" for each in lines if each is not None and each.get("step", 0) <= after]
+    kept = [json.dumps(line) + "\n" for line in lines if line is not None and line.get("step", 0) <= after]
     write_atomically(path, "".join(kept))
     sync(path)
     return lines.count(None)
@@ -173,7 +173,7 @@ class SpikeWatch:
         if not spikes:
             return
         documents = self.documents(batch)
-        facts = {each.name: {"value": each.value, "usual": each.usual, "median": each.median} for each in spikes}
+        facts = {spike.name: {"value": spike.value, "usual": spike.usual, "median": spike.median} for spike in spikes}
         metrics.event("spike", record.step, above_usual=facts, documents=documents[:MOST_KEPT])
         self.say(f"Step {record.step} has {' and '.join(map(str, spikes))}; {listed(documents)}.")
 
@@ -244,7 +244,7 @@ class Records:
             return
         self.metrics.close()
         self.metrics = Metrics(self._state.run_dir, after=self._state.step)
-        known = [each for each in read_lines(self.metrics.path) if "loss" in each]
+        known = [read_line for read_line in read_lines(self.metrics.path) if "loss" in read_line]
         self._watch.remember(known)
         if lacking := steps_without_line(known, self._state.step):
             self._say(f"{self.metrics.path} {lacking}.")

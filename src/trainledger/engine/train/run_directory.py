@@ -49,9 +49,9 @@ def checkpoints_dir(run_dir: Path) -> Path:
 
 def step_of(path: Path) -> int:
     """The step in a checkpoint's name."""
-    found = CHECKPOINT_NAME.fullmatch(path.name)
-    assert found is not None, f"{path} is not named like a checkpoint"
-    return int(found[1])
+    match = CHECKPOINT_NAME.fullmatch(path.name)
+    assert match is not None, f"{path} is not named like a checkpoint"
+    return int(match[1])
 
 
 def is_checkpoint(path: Path) -> bool:
@@ -64,7 +64,7 @@ def all_checkpoints(run_dir: Path) -> list[Path]:
     if not checkpoints_dir(run_dir).is_dir():
         return []
     return sorted(
-        (each for each in checkpoints_dir(run_dir).iterdir() if CHECKPOINT_NAME.fullmatch(each.name)), key=step_of
+        (path for path in checkpoints_dir(run_dir).iterdir() if CHECKPOINT_NAME.fullmatch(path.name)), key=step_of
     )
 
 
@@ -104,7 +104,7 @@ def damage(path: Path) -> str | None:
         needed = {"training.json", *(name for rank in range(ranks) for name in file_names(rank, ranks))}
         if not needed <= files.keys():
             return "has a manifest that lacks a file"
-        if stray := {each.name for each in path.glob("*.safetensors")} - files.keys():
+        if stray := {file.name for file in path.glob("*.safetensors")} - files.keys():
             return f"holds {min(stray)}, which its manifest does not name"
         return other_file(path, files) or _other_facts(read_facts(path), path)
     except FileNotFoundError as error:
@@ -144,23 +144,23 @@ def _other_facts(facts: object, path: Path) -> str | None:
 def latest_valid(run_dir: Path, say: Say, refused: Callable[[Path], str | None] = lambda path: None) -> Path | None:
     """The newest checkpoint whose every file has its hash, and of which ``refused`` has nothing to say; ``say`` gets a
     sentence for each newer one that is passed over."""
-    for each in reversed(all_checkpoints(run_dir)):
-        wrong = damage(each) or refused(each)
+    for all_checkpoint in reversed(all_checkpoints(run_dir)):
+        wrong = damage(all_checkpoint) or refused(all_checkpoint)
         if wrong is None:
-            return each
-        say(f"{each} {wrong}; skipped.")
+            return all_checkpoint
+        say(f"{all_checkpoint} {wrong}; skipped.")
     return None
 
 
 def set_aside(run_dir: Path, after: int, say: Say) -> None:
     """Rename unusable checkpoints newer than step ``after``: they neither count as kept nor stand in the way."""
-    for each in all_checkpoints(run_dir):
-        if step_of(each) > after:
+    for all_checkpoint in all_checkpoints(run_dir):
+        if step_of(all_checkpoint) > after:
             number = 1
-            while (aside := each.with_name(f"damaged-{number}-{each.name}")).exists():
+            while (aside := all_checkpoint.with_name(f"damaged-{number}-{all_checkpoint.name}")).exists():
                 number += 1
-            os.rename(each, aside)
-            say(f"{each.name} is now {aside}; delete it when you have seen it.")
+            os.rename(all_checkpoint, aside)
+            say(f"{all_checkpoint.name} is now {aside}; delete it when you have seen it.")
 
 
 def prune(run_dir: Path, keep_last: int, keep_every: int | None, every: int | None = None) -> None:
@@ -169,23 +169,23 @@ def prune(run_dir: Path, keep_last: int, keep_every: int | None, every: int | No
     Where they are due ``every`` so many steps, one that a stop has made in between is kept besides, while it is the
     newest: a run that was stopped has the same checkpoints to go back to as one that was not.
     """
-    found = all_checkpoints(run_dir)
-    due = [each for each in found if every is None or step_of(each) % every == 0]
-    kept = {*due[-keep_last:], *found[-1:]}
-    for each in found:
-        if each not in kept and (keep_every is None or step_of(each) % keep_every):
+    paths = all_checkpoints(run_dir)
+    due = [path for path in paths if every is None or step_of(path) % every == 0]
+    kept = {*due[-keep_last:], *paths[-1:]}
+    for path in paths:
+        if path not in kept and (keep_every is None or step_of(path) % keep_every):
             # Renamed first: a deletion cut short must not leave a directory that looks like a checkpoint.
-            going = each.with_name(f"{TEMPORARY}old-{each.name}")
-            os.rename(each, going)
+            going = path.with_name(f"{TEMPORARY}old-{path.name}")
+            os.rename(path, going)
             shutil.rmtree(going)
 
 
 def clean(run_dir: Path) -> None:
     """Delete what a process that was killed while saving or pruning left; only for the holder of the run's lock."""
     if checkpoints_dir(run_dir).is_dir():
-        for each in checkpoints_dir(run_dir).iterdir():
-            if each.name.startswith(TEMPORARY):
-                shutil.rmtree(each)
+        for path in checkpoints_dir(run_dir).iterdir():
+            if path.name.startswith(TEMPORARY):
+                shutil.rmtree(path)
 
 
 @contextmanager
@@ -224,16 +224,16 @@ def is_begun(run_dir: Path) -> bool:
 
 def changes(begun: Run, given: Run) -> list[Difference]:
     """Each field in which two runs differ; where and on how many devices they are trained makes no other run."""
-    return [each for each in differences(begun, given) if not is_of_the_machine(each.field, given)]
+    return [difference for difference in differences(begun, given) if not is_of_the_machine(difference.field, given)]
 
 
 def nearest_begun(folder: Path, run: Run) -> tuple[Path, list[Difference]] | None:
     """The begun run in a folder that differs from ``run`` in the fewest fields, and those; None where there is none."""
     found = []
-    for each in sorted(folder.iterdir()) if folder.is_dir() else ():
-        if (each / "run.toml").is_file() and is_begun(each):
+    for path in sorted(folder.iterdir()) if folder.is_dir() else ():
+        if (path / "run.toml").is_file() and is_begun(path):
             with suppress(InvalidInput):
-                found.append((each, changes(read(each / "run.toml"), run)))
+                found.append((path, changes(read(path / "run.toml"), run)))
     return min(found, key=lambda pair: len(pair[1]), default=None)
 
 
@@ -257,16 +257,20 @@ def begin_or_match(run_dir: Path, run: Run, say: Callable[[str], None]) -> bool:
         write_atomically(path, to_toml(run))
         return True
     problems = [
-        Problem(each.field, each.b, "is not what the run was begun with", each.a) for each in changes(begun, run)
+        Problem(change.field, change.b, "is not what the run was begun with", change.a)
+        for change in changes(begun, run)
     ]
     if problems:
         raise InvalidInput(problems, f"{path} holds another run")
     done = max((step for step, of in _digests(run_dir).items() if of == digest(run)), default=0)
     if done > run.recipe.total_steps:
         raise InvalidInput([Problem("recipe.steps", run.recipe.total_steps, "is less than the run has done", done)])
-    for each in differences(begun, run):
-        if each.field in ("recipe.micro_batch", "recipe.steps", "recipe.tokens"):
-            say(f"{each.field} is now {each.b}, before {each.a}: {_effect(each.field, run.recipe)}.")
+    for difference in differences(begun, run):
+        if difference.field in ("recipe.micro_batch", "recipe.steps", "recipe.tokens"):
+            say(
+                f"{difference.field} is now {difference.b}, before {difference.a}: "
+                f"{_effect(difference.field, run.recipe)}."
+            )
     if begun != run:
         write_atomically(path, to_toml(run))
         (run_dir / "forecast.json").unlink(missing_ok=True)

@@ -72,9 +72,9 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], offsets: Mapping[st
     places = {name: {"saved_offsets": list(offsets.get(name, [0] * part.dim()))} for name, part in tensors.items()}
     header: dict[str, object] = {"__metadata__": {"format": "pt", OFFSETS: json.dumps(places)}}
     at = 0
-    for name, each in tensors.items():
-        end = at + each.numel() * each.element_size()
-        header[name] = {"dtype": _NAMES[each.dtype], "shape": list(each.shape), "data_offsets": [at, end]}
+    for name, tensor in tensors.items():
+        end = at + tensor.numel() * tensor.element_size()
+        header[name] = {"dtype": _NAMES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [at, end]}
         at = end
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % _ALIGNMENT)
@@ -83,8 +83,8 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], offsets: Mapping[st
         for piece in (len(text).to_bytes(8, "little"), text):
             file.write(piece)
             digest.update(piece)
-        for each in tensors.values():
-            array: Any = each.detach().contiguous().flatten().view(torch.uint8).numpy()
+        for tensor in tensors.values():
+            array: Any = tensor.detach().contiguous().flatten().view(torch.uint8).numpy()
             data = memoryview(array)
             for begin in range(0, len(data), _AT_ONCE):
                 digest.update(data[begin : begin + _AT_ONCE])
@@ -103,7 +103,7 @@ def model_tensors(model: nn.Module) -> dict[str, Tensor]:
     """Parameters and persistent buffers by name, a tied one once under its first name."""
     persistent = model.state_dict(keep_vars=True)
     named = {**dict(model.named_parameters()), **{k: v for k, v in model.named_buffers() if k in persistent}}
-    return {name: each.detach() for name, each in named.items()}
+    return {name: tensor.detach() for name, tensor in named.items()}
 
 
 def optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
@@ -228,12 +228,12 @@ class Saver:
     def _copied(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Copies on the host, in the same memory each time."""
         found = {}
-        for name, each in tensors.items():
+        for name, tensor in tensors.items():
             there = self._staged.get(name)
-            if there is None or there.shape != each.shape:
-                there = torch.empty(each.shape, dtype=each.dtype, pin_memory=each.is_cuda)
+            if there is None or there.shape != tensor.shape:
+                there = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
                 self._staged[name] = there
-            found[name] = there.copy_(each, non_blocking=True)
+            found[name] = there.copy_(tensor, non_blocking=True)
         synchronize(self.ranks.device)
         return found
 
@@ -313,7 +313,7 @@ def load(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> dict
     """Put this rank's part of a valid checkpoint's weights and optimizer state in place, and give its facts."""
     read_into(path, model_tensors(model))
     states = _states(path, _like(model, optimizer))
-    read_into(path, {f"{key}/{name}": each for name, own in states.items() for key, each in own.items()})
+    read_into(path, {f"{key}/{name}": tensor for name, own in states.items() for key, tensor in own.items()})
     names = {parameter: name for name, parameter in model.named_parameters()}
     in_order = [names[each] for group in optimizer.param_groups for each in group["params"]]
     by_number = {number: states[name] for number, name in enumerate(in_order) if name in states}
@@ -333,7 +333,9 @@ def _like(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tenso
     """By parameter, a tensor of which this rank stores as much as of its states."""
     named = dict(model.named_parameters())
     if isinstance(optimizer, StandIns):
-        return {name: optimizer.like(each) for name, each in named.items() if each in optimizer.stand_ins}
+        return {
+            name: optimizer.like(parameter) for name, parameter in named.items() if parameter in optimizer.stand_ins
+        }
     return dict(named)
 
 

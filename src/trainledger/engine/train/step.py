@@ -200,7 +200,7 @@ def optimizer_step(
             if isinstance(optimizer, MasterWeights):
                 optimizer.take_gradients()
             if scaler is not None:
-                scaler.unscale(each.grad for each in stepped(model, optimizer) if each.grad is not None)
+                scaler.unscale(parameter.grad for parameter in stepped(model, optimizer) if parameter.grad is not None)
     grad_norm: Tensor | None = None
     if recipe.grad_clip is not None:
         with clock("clip"):

@@ -88,8 +88,8 @@ def load_trained(path: Path, say: Callable[[str], None], *, averaged: bool = Fal
     ``averaged``: with the moving average of its weights. ``say`` gets a sentence for each damaged checkpoint. Raises
     InvalidInput where there is no model, or no average.
     """
-    if (found := _run_and_checkpoint(path, say, averaged=averaged)) is not None:
-        return _of_run(*found, averaged=averaged)
+    if (paths := _run_and_checkpoint(path, say, averaged=averaged)) is not None:
+        return _of_run(*paths, averaged=averaged)
     if averaged:
         raise _refusal(path, "is no run or checkpoint of one, so there is no average of its weights")
     if is_quantized_checkpoint(path):
@@ -107,8 +107,8 @@ def find_weights(path: Path, say: Callable[[str], None]) -> tuple[ModelSpec, lis
 
     ``say`` gets a sentence for each damaged checkpoint. Raises InvalidInput where there is no such model.
     """
-    if (found := _run_and_checkpoint(path, say)) is not None:
-        return read(found[0] / RUN_FILE).model, model_files(found[1])
+    if (paths := _run_and_checkpoint(path, say)) is not None:
+        return read(paths[0] / RUN_FILE).model, model_files(paths[1])
     if is_quantized_checkpoint(path):
         raise _refusal(path, "holds quantized weights; training starts from those that they were made of")
     if (path / MODEL_FILE).is_file():
@@ -136,8 +136,8 @@ def start_from(run: Run, model: Transformer, say: Callable[[str], None]) -> dict
     refuse(faults(shapes(run.model), stored), f"recipe.initial_weights: {file} does not fit the run's model")
     if is_checkpoint(file.resolve().parent):
         say(f"{file}: weights alone; optimizer state is new, data from the first batch (--resume continues a run)")
-    for each in _other_settings(spec, run.model):
-        say(f"{file}: {each}")
+    for other_setting in _other_settings(spec, run.model):
+        say(f"{file}: {other_setting}")
     take_weights(model, held(model), lambda name: stored[name].read(), put)
     return {"file": str(file.resolve()), "sha256": sha256(file)}
 
@@ -186,7 +186,7 @@ def byte_level(tokenizer: ByteTokenizer) -> str:
     """The tokenizer.json of bytes: a byte-level BPE without merges, whose ids are the bytes."""
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
     # Byte-level BPE writes each byte as one visible character (Radford et al. 2019): itself, or the next from 256 on.
-    rest = [each for each in range(256) if each not in printable]
+    rest = [index for index in range(256) if index not in printable]
     letters = {byte: chr(byte) for byte in printable} | {byte: chr(256 + at) for at, byte in enumerate(rest)}
     end_token = tokenizer.decode([tokenizer.end_id])
     flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
@@ -271,20 +271,22 @@ def _of_quantized(directory: Path) -> Trained:
 
 def adapters_in(path: Path, say: Callable[[str], None]) -> tuple[Run, dict[str, Stored]]:
     """The run in a directory or of a checkpoint, and where its newest valid checkpoint holds its adapters."""
-    found = _run_and_checkpoint(path, say)
-    if found is None or (run := read(found[0] / RUN_FILE)).recipe.lora is None:
+    paths = _run_and_checkpoint(path, say)
+    if paths is None or (run := read(paths[0] / RUN_FILE)).recipe.lora is None:
         raise _refusal(path, "is no run or checkpoint of one that trained adapters (recipe.lora)")
-    stored = stored_in(model_files(found[1]))
+    stored = stored_in(model_files(paths[1]))
     return run, {name: each for name, each in stored.items() if name.endswith((".lora_a", ".lora_b"))}
 
 
 def _averages(checkpoint: Path) -> dict[str, Tensor]:
     """The averages of the weights that were trained, by name."""
     stored = stored_in(sorted(checkpoint.glob("optimizer*.safetensors")))
-    found = {name.removeprefix(f"{AVERAGE}/"): each.read() for name, each in stored.items() if name.startswith(AVERAGE)}
-    if not found:
+    tensors = {
+        name.removeprefix(f"{AVERAGE}/"): each.read() for name, each in stored.items() if name.startswith(AVERAGE)
+    }
+    if not tensors:
         raise _refusal(checkpoint, "has no average of its weights: recipe.ema was absent when it was trained")
-    return found
+    return tensors
 
 
 def _take(values: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> None:
@@ -373,13 +375,13 @@ def write(
     """
     spec = trained.model.spec.served
     served = shapes(spec)
-    weights = {name: each.detach().cpu() for name, each in held(trained.model).items() if name in served}
+    weights = {name: tensor.detach().cpu() for name, tensor in held(trained.model).items() if name in served}
     quantized = quantize(weights, quantization)
     parameters = dict(trained.model.named_parameters())
     whole = {
         # What routers correct their scores with is no weight: it stays fp32, and the account counts it with buffers.
-        name: each.to(TORCH[dtype]) if name in parameters else each
-        for name, each in weights.items()
+        name: weight.to(TORCH[dtype]) if name in parameters else weight
+        for name, weight in weights.items()
         if name not in quantized
     }
     run, tokenizer = trained.run, trained.tokenizer
@@ -392,8 +394,8 @@ def write(
     write_quantized(directory, source, quantized, whole, quantization, force=force)
     return QuantizedBytes(
         matrices=len(quantized),
-        before=sum(each.numel() * torch.float32.itemsize for name, each in weights.items() if name in parameters),
+        before=sum(weight.numel() * torch.float32.itemsize for name, weight in weights.items() if name in parameters),
         codes=sum(each.codes.nbytes for each in quantized.values()),
         scales=sum(each.scales.nbytes for each in quantized.values()),
-        whole=sum(each.nbytes for name, each in whole.items() if name in parameters),
+        whole=sum(tensor.nbytes for name, tensor in whole.items() if name in parameters),
     )

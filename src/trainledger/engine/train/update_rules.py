@@ -37,10 +37,10 @@ def table(*, signed: bool) -> tuple[float, ...]:
     for decade in range(_DECADES):
         parts = 2 ** (decade if signed else decade + 1)
         width = 0.9 / parts
-        middles = [10.0 ** (decade - _DECADES + 1) * (0.1 + width * (each + 0.5)) for each in range(parts)]
+        middles = [10.0 ** (decade - _DECADES + 1) * (0.1 + width * (part + 0.5)) for part in range(parts)]
         values += middles
         if signed:
-            values += [-each for each in middles]
+            values += [-middle for middle in middles]
     return tuple(sorted(values))
 
 
@@ -245,7 +245,11 @@ class MuonWithAdamW(torch.optim.Optimizer):
         # Loading a checkpoint or tracing puts other groups and states in place of those that the parts were made with.
         for part in self._parts:
             part.state = self.state
-            part.param_groups = [each for each in self.param_groups if ("ns_steps" in each) == isinstance(part, Muon)]
+            part.param_groups = [
+                param_group
+                for param_group in self.param_groups
+                if ("ns_steps" in param_group) == isinstance(part, Muon)
+            ]
             part.step()
 
 
@@ -274,8 +278,8 @@ class Lion(torch.optim.Optimizer):
         """Update every parameter that has a gradient."""
         for group in self.param_groups:
             weights = [each for each in group["params"] if each.grad is not None]
-            gradients = [each.grad for each in weights]
-            moments = [self._moment(each) for each in weights]
+            gradients = [weight.grad for weight in weights]
+            moments = [self._moment(weight) for weight in weights]
             rate, (beta1, beta2) = group["lr"], group["betas"]
             if group["foreach"] and weights:
                 _lion_at_once(weights, gradients, moments, rate, beta1, beta2, group["weight_decay"])

@@ -74,35 +74,35 @@ def of_numbers(run: Run, ledger: Ledger, stage: int = 0) -> Symbolic:
     return Symbolic(ledger, {}, run, stage)
 
 
-def parameters(found: Symbolic) -> tuple[Part, ...]:
+def parameters(symbolic: Symbolic) -> tuple[Part, ...]:
     """Each parameter by name: its shape, times how often it comes."""
     sums: dict[str, Any] = {}
     shapes: dict[str, list[str]] = {}
-    for name, shape, times in named_shapes(found.run.model):
+    for name, shape, times in named_shapes(symbolic.run.model):
         sums[name] = sums.get(name, 0) + named_heads(reduce(mul, shape, 1) * times)
         shapes.setdefault(name, []).append(_product(times, *shape))
     lines = tuple(
-        _line(found, name, total, "exact", component_of(name), ("times x sizes", " + ".join(shapes[name])))
+        _line(symbolic, name, total, "exact", component_of(name), ("times x sizes", " + ".join(shapes[name])))
         for name, total in sums.items()
     )
     return (part("parameters", lines),)
 
 
-def flops(found: Symbolic) -> tuple[Part, ...]:
+def flops(symbolic: Symbolic) -> tuple[Part, ...]:
     """The FLOPs of a step: matmuls and attention by module and phase, pointwise work by kind."""
     matmuls = _grouped(
-        found,
+        symbolic,
         "flops",
-        lambda each: each.kind in ("matmul", "attention"),
-        lambda each: f"{each.path or 'model'} {each.name}, {each.phase}",
-        lambda each: SOURCES[each.kind],
+        lambda entry: entry.kind in ("matmul", "attention"),
+        lambda entry: f"{entry.path or 'model'} {entry.name}, {entry.phase}",
+        lambda entry: SOURCES[entry.kind],
     )
     rest = _grouped(
-        found,
+        symbolic,
         "flops",
-        lambda each: each.kind not in ("matmul", "attention"),
-        lambda each: f"{each.kind}, {each.phase}",
-        lambda each: SOURCES.get(each.kind, each.source),
+        lambda entry: entry.kind not in ("matmul", "attention"),
+        lambda entry: f"{entry.kind}, {entry.phase}",
+        lambda entry: SOURCES.get(entry.kind, entry.source),
     )
     return (
         part("matmuls and attention", matmuls),
@@ -110,7 +110,7 @@ def flops(found: Symbolic) -> tuple[Part, ...]:
     )
 
 
-def memory(found: Symbolic, moments: Sequence[Moment] = ()) -> tuple[Part, ...]:
+def memory(symbolic: Symbolic, moments: Sequence[Moment] = ()) -> tuple[Part, ...]:
     """Static memory, saved activations of the micro-batches in flight, and what the peak is made of.
 
     A step of several micro-batches has one of them alive at once, a rank of a pipeline those in flight. The ``moments``
@@ -118,22 +118,29 @@ def memory(found: Symbolic, moments: Sequence[Moment] = ()) -> tuple[Part, ...]:
     """
     resident = tuple(
         _line(
-            found, category, nbytes, "exact", "alive in every step: ledger.step", _per_element(found, category, nbytes)
+            symbolic,
+            category,
+            nbytes,
+            "exact",
+            "alive in every step: ledger.step",
+            _per_element(symbolic, category, nbytes),
         )
-        for category, nbytes in found.ledger.resident
+        for category, nbytes in symbolic.ledger.resident
     )
-    kept = _grouped(found, "kept", _is_kept, lambda each: f"{each.path or 'model'} {each.name}", lambda each: KEPT)
+    kept = _grouped(
+        symbolic, "kept", _is_kept, lambda entry: f"{entry.path or 'model'} {entry.name}", lambda each: KEPT
+    )
     # The moment of the formulas that is the peak with the run's numbers.
-    numbers = max(moments or timeline(found.ledger), key=lambda each: found.number(each.nbytes))
+    numbers = max(moments or timeline(symbolic.ledger), key=lambda moment: symbolic.number(moment.nbytes))
     where = f"at {numbers.entry.name} of {numbers.entry.path or 'the update'}"
     at_peak = tuple(
-        _line(found, category, nbytes, "exact", where)
+        _line(symbolic, category, nbytes, "exact", where)
         for category, nbytes in numbers.live.items()
-        if found.number(nbytes)
+        if symbolic.number(nbytes)
     )
     return (
         part("resident before the step", resident),
-        part(_title_of_kept(found), kept),
+        part(_title_of_kept(symbolic), kept),
         part(f"the peak, {where}, {numbers.entry.phase}", at_peak),
     )
 
@@ -150,27 +157,32 @@ _OF_EACH = ("parameters", "gradients", "optimizer state")  # of each trained ele
 STATES = ("frozen weights", *_OF_EACH)
 
 
-def states(found: Symbolic) -> tuple[Line, ...]:
+def states(symbolic: Symbolic) -> tuple[Line, ...]:
     """The most bytes of a step in each of `STATES` that a rank has, of an account of numbers."""
-    most = highest_by_category(found.ledger)
+    most = highest_by_category(symbolic.ledger)
     return tuple(
         _line(
-            found, name, most[name], "exact", "the most in a step: ledger.step", _per_element(found, name, most[name])
+            symbolic,
+            name,
+            most[name],
+            "exact",
+            "the most in a step: ledger.step",
+            _per_element(symbolic, name, most[name]),
         )
         for name in STATES
         if most.get(name)
     )
 
 
-def saved(found: Symbolic) -> Line:
+def saved(symbolic: Symbolic) -> Line:
     """The bytes that the forwards keep which are alive at once, of an account of numbers: loops times their rounds."""
     rounds = added(
-        (tuple(f"{count:,} {name.rstrip(' 0123456789')}" for name, count in each.loop if count > 1), each.kept)
-        for each in found.ledger
-        if _is_kept(each) and each.kept
+        (tuple(f"{count:,} {name.rstrip(' 0123456789')}" for name, count in entry.loop if count > 1), entry.kept)
+        for entry in symbolic.ledger
+        if _is_kept(entry) and entry.kept
     )
     numbers = " + ".join(" x ".join([*loops, format_nbytes(nbytes)]) for loops, nbytes in rounds.items())
-    total = sum(each.kept * each.times for each in found.ledger if _is_kept(each))
+    total = sum(entry.kept * entry.times for entry in symbolic.ledger if _is_kept(entry))
     return Line("saved activations", "times x bytes of a round", numbers or "0", total, "exact", KEPT)
 
 
@@ -179,14 +191,14 @@ def _is_kept(entry: Entry) -> bool:
     return entry.phase == "forward" and not any(name.startswith("micro-batches") for name, _ in entry.loop)
 
 
-def _title_of_kept(found: Symbolic) -> str:
-    layout, micro_batches = found.run.layout, found.number(found.ledger.micro_batches)
+def _title_of_kept(symbolic: Symbolic) -> str:
+    layout, micro_batches = symbolic.run.layout, symbolic.number(symbolic.ledger.micro_batches)
     of, chunks = "micro-batches", layout.virtual_stages
     if micro_batches * chunks == 1:
         return "kept by the forward of a step"
     if chunks > 1:
         of = "forwards of a chunk of layers"
-    alive = in_flight(layout, found.stage, micro_batches)
+    alive = in_flight(layout, symbolic.stage, micro_batches)
     return f"kept by the forward, alive at once: {alive:,} of {micro_batches * chunks:,} {of}"
 
 
@@ -206,10 +218,10 @@ CAUSES = {
 def time(step: StepTime) -> tuple[Part, ...]:
     """The predicted seconds of a step by cause, then its operations by phase: of each what bounds it."""
     parts: dict[str, dict[tuple[str, str, str], list[EntryTime]]] = {}
-    for each in step.entries:
-        kind = "" if each.entry.kind == "unknown" else each.entry.kind  # waiting is no operation
-        key = (each.entry.path or kind, each.entry.name, each.bound)
-        parts.setdefault(each.entry.phase, {}).setdefault(key, []).append(each)
+    for entry in step.entries:
+        kind = "" if entry.entry.kind == "unknown" else entry.entry.kind  # waiting is no operation
+        key = (entry.entry.path or kind, entry.entry.name, entry.bound)
+        parts.setdefault(entry.entry.phase, {}).setdefault(key, []).append(entry)
     causes = tuple(
         Line(cause, CAUSES[cause], "", seconds, step.basis, "predict.step.causes_of")
         for cause, seconds in step.causes.items()
@@ -223,7 +235,7 @@ def time(step: StepTime) -> tuple[Part, ...]:
                 phase,
                 tuple(
                     Line(f"{path} {name}".strip(), *_bound_by(bound, times), _seconds(times), step.basis, ROOFLINE)
-                    for (path, name, bound), times in sorted(lines.items(), key=lambda each: -_seconds(each[1]))
+                    for (path, name, bound), times in sorted(lines.items(), key=lambda line: -_seconds(line[1]))
                     if _seconds(times)
                 ),
                 sum(map(_seconds, lines.values())),
@@ -236,10 +248,10 @@ def time(step: StepTime) -> tuple[Part, ...]:
 def _messages(step: StepTime) -> Iterator[Part]:
     """The collectives of a step, equal ones together; none of a step that sends nothing."""
     alike: dict[tuple[str, ...], list[EntryTime]] = {}
-    for each in step.messages:
-        entry = each.entry
+    for message in step.messages:
+        entry = message.entry
         key = (entry.phase, entry.name, entry.group, str(entry.ranks), str(entry.payload), entry.overlap)
-        alike.setdefault(key, []).append(each)
+        alike.setdefault(key, []).append(message)
     lines = []
     for (phase, name, group, ranks, _, overlap), same in sorted(alike.items(), key=lambda each: -_seconds(each[1])):
         seconds, times = _seconds(same), sum(each.entry.times for each in same)
@@ -271,7 +283,7 @@ def _bound_by(bound: str, times: list[EntryTime]) -> tuple[str, str]:
 
 
 def _grouped(
-    found: Symbolic,
+    symbolic: Symbolic,
     amount: str,
     chosen: Callable[[Entry], bool],
     label: Callable[[Entry], str],
@@ -279,45 +291,48 @@ def _grouped(
 ) -> tuple[Line, ...]:
     """The amounts of some entries, equal labels added, those that are zero left out; bytes of memory are exact."""
     sums: dict[str, list[Entry]] = {}
-    for each in found.ledger:
-        if chosen(each):
-            sums.setdefault(label(each), []).append(each)
+    for entry in symbolic.ledger:
+        if chosen(entry):
+            sums.setdefault(label(entry), []).append(entry)
     lines = []
     for what, group in sums.items():
-        expression = expanded(sum(getattr(each, amount) * each.times for each in group))
-        if found.number(expression):
-            exact = amount == "kept" or all(each.basis == "exact" for each in group)
+        expression = expanded(sum(getattr(entry, amount) * entry.times for entry in group))
+        if symbolic.number(expression):
+            exact = amount == "kept" or all(entry.basis == "exact" for entry in group)
             one = (f"times x {_AMOUNTS[amount]}", _counted(group, amount))
-            lines.append(_line(found, what, expression, "exact" if exact else "assumed", source(group[0]), one))
+            lines.append(_line(symbolic, what, expression, "exact" if exact else "assumed", source(group[0]), one))
     return tuple(lines)
 
 
 def _counted(group: list[Entry], amount: str) -> str:
     """The amounts of entries that run equally often, added: ``32 x 1,024 + 64``."""
-    counts = added((each.times, getattr(each, amount)) for each in group)
-    return " + ".join(_product(times, each) for times, each in counts.items())
+    counts = added((entry.times, getattr(entry, amount)) for entry in group)
+    return " + ".join(_product(times, count) for times, count in counts.items())
 
 
 def _product(*factors: Any) -> str:
     """A product in figures, without factors of one."""
-    return " x ".join(f"{each:,}" if isinstance(each, int) else str(each) for each in factors if each != 1) or "1"
+    return (
+        " x ".join(f"{factor:,}" if isinstance(factor, int) else str(factor) for factor in factors if factor != 1)
+        or "1"
+    )
 
 
-def _per_element(found: Symbolic, category: str, nbytes: Any) -> tuple[str, str] | None:
+def _per_element(symbolic: Symbolic, category: str, nbytes: Any) -> tuple[str, str] | None:
     """The trained elements of the rank times the bytes of each; None of what is not one of each element."""
-    elements = found.ledger.parameters
-    if found.values or category not in _OF_EACH or not elements:
+    elements = symbolic.ledger.parameters
+    if symbolic.values or category not in _OF_EACH or not elements:
         return None
     each = nbytes / elements
     return "elements x bytes each", f"{elements:,} x {each:.4g}"
 
 
 def _line(
-    found: Symbolic, what: str, amount: Any, basis: str, source: str, in_figures: tuple[str, str] | None = None
+    symbolic: Symbolic, what: str, amount: Any, basis: str, source: str, in_figures: tuple[str, str] | None = None
 ) -> Line:
     """``in_figures`` are the formula and its numbers where the account has no symbols."""
-    if in_figures is not None and not found.values:
-        return Line(what, *in_figures, found.number(amount), basis, source)
+    if in_figures is not None and not symbolic.values:
+        return Line(what, *in_figures, symbolic.number(amount), basis, source)
     amount = expanded(amount)
-    shown = settled(amount, found.values)
-    return Line(what, formula(shown), with_numbers(shown, found.values), found.number(amount), basis, source)
+    shown = settled(amount, symbolic.values)
+    return Line(what, formula(shown), with_numbers(shown, symbolic.values), symbolic.number(amount), basis, source)

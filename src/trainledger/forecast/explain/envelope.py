@@ -132,8 +132,8 @@ def _each(amount: Any, micro_batches: Any) -> Any:
 def _distinct(moments: tuple[Moment, ...]) -> tuple[list[Moment], list[Any]]:
     """One moment for each different formula of the live bytes, and these formulas."""
     seen: dict[Any, Moment] = {}
-    for each in moments:
-        seen.setdefault(expanded(each.nbytes), each)
+    for moment in moments:
+        seen.setdefault(expanded(moment.nbytes), moment)
     return list(seen.values()), list(seen)
 
 
@@ -162,7 +162,7 @@ def _counter(amount: Any, symbol: Any) -> Callable[[int], int]:
     if not hasattr(amount, "xreplace"):
         return lambda size: int(amount)
     coefficients = amount.as_poly(symbol).all_coeffs() if amount.is_polynomial(symbol) else []
-    if not coefficients or not all(each.is_Integer for each in coefficients):
+    if not coefficients or not all(coefficient.is_Integer for coefficient in coefficients):
         return lambda size: int(amount.xreplace({symbol: size}))
-    whole = [int(each) for each in coefficients]
+    whole = [int(coefficient) for coefficient in coefficients]
     return lambda size: reduce(lambda total, each: total * size + each, whole, 0)

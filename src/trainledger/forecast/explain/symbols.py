@@ -207,7 +207,7 @@ def expanded(amount: Any) -> Any:
     import sympy
 
     whole = amount.expand()
-    floors = {each: sympy.floor(sympy.cancel(each.args[0])) for each in whole.atoms(sympy.floor)}
+    floors = {atom: sympy.floor(sympy.cancel(atom.args[0])) for atom in whole.atoms(sympy.floor)}
     return whole.xreplace(floors).expand() if floors else whole
 
 
@@ -269,7 +269,7 @@ def settled(amount: Any, values: Mapping[Symbol, int]) -> Any:
     def decided(one: Any) -> Any:
         most = isinstance(one, sympy.Max)
         # Of equal parts the shorter.
-        return min(one.args, key=lambda each: (-number(each) if most else number(each), len(str(each))))
+        return min(one.args, key=lambda argument: (-number(argument) if most else number(argument), len(str(argument))))
 
     def divided(one: Any) -> Any:
         (quotient,) = one.args

@@ -115,11 +115,15 @@ def advise(
     trials = _Trials(cache(lambda run: of_one_step(run, whole(run)) if one_step else whole(run)), say)
     forecast = trials.forecast(run)
     asked = goal or ("memory" if forecast.fits is False or forecast.step_seconds is None else "time")
-    found = trials.all(run, changes(run, backend=backend))
-    tried, refused = len(found), trials.refused
-    best = _ranked(found, asked, forecast)
+    adviseds = trials.all(run, changes(run, backend=backend))
+    tried, refused = len(adviseds), trials.refused
+    best = _ranked(adviseds, asked, forecast)
     # Together go only changes whose time is predicted.
-    free = [each for each in found if (any_result or each.effect != RESULT) and trials.change_of[each.sets].timed]
+    free = [
+        advised
+        for advised in adviseds
+        if (any_result or advised.effect != RESULT) and trials.change_of[advised.sets].timed
+    ]
     return Advice(
         run, forecast, asked, tuple(best), tuple(_together(trials, run, free, goal or "time", together)), tried, refused
     )
@@ -135,20 +139,20 @@ class _Trials:
 
     def all(self, run: Run, wanted: Iterable[Change]) -> list[Advised]:
         """Those changes that make another run which works."""
-        found: dict[tuple[str, ...], Advised] = {}
-        for each in wanted:
-            self._say(each.what)
+        adviseds: dict[tuple[str, ...], Advised] = {}
+        for change in wanted:
+            self._say(change.what)
             try:
-                advised = self.one(run, each)
+                advised = self.one(run, change)
             except InvalidInput:
                 self.refused += 1
                 continue
-            if advised.seconds[1] is None and each.timed and self.forecast(run).step_seconds is not None:
+            if advised.seconds[1] is None and change.timed and self.forecast(run).step_seconds is not None:
                 self.refused += 1  # the device has no rate for it
             elif advised.sets:
-                found.setdefault(advised.sets, advised)
-                self.change_of.setdefault(advised.sets, each)
-        return list(found.values())
+                adviseds.setdefault(advised.sets, advised)
+                self.change_of.setdefault(advised.sets, change)
+        return list(adviseds.values())
 
     def one(self, run: Run, change: Change) -> Advised:
         before, other = self.forecast(run), changed(run, dict(change.fields))
@@ -171,7 +175,10 @@ def before_and_after(
         seconds = before.total_seconds, after.total_seconds
     elif before.impossible and not after.impossible:  # a step of one device is no measure of one of all
         seconds = None, after.total_seconds
-    peak, other = (each.peak_nbytes if each.device_nbytes is None else each.device_nbytes for each in (before, after))
+    peak, other = (
+        forecast.peak_nbytes if forecast.device_nbytes is None else forecast.device_nbytes
+        for forecast in (before, after)
+    )
     return seconds, (peak, other)
 
 
@@ -182,21 +189,21 @@ def _likely(after: Forecast, before: Forecast) -> bool:
     return after.fits is not False and (after.chance_of_fitting is None or after.chance_of_fitting >= least)
 
 
-def _ranked(found: list[Advised], goal: str, before: Forecast) -> list[Advised]:
+def _ranked(adviseds: list[Advised], goal: str, before: Forecast) -> list[Advised]:
     enables = bool(before.impossible)  # what works gains then, however long it takes
     if goal == "time":
         gains = [
-            each
-            for each in found
-            if _likely(each.forecast, before) and (each.faster > LEAST or (enables and each.works))
+            advised
+            for advised in adviseds
+            if _likely(advised.forecast, before) and (advised.faster > LEAST or (enables and advised.works))
         ]
         if enables:
-            return sorted(gains, key=lambda each: _to_fit(each, before))
-        return sorted(gains, key=lambda each: (-each.faster, -each.smaller))
-    gains = [each for each in found if each.smaller > LEAST or (enables and each.works)]
+            return sorted(gains, key=lambda gain: _to_fit(gain, before))
+        return sorted(gains, key=lambda gain: (-gain.faster, -gain.smaller))
+    gains = [advised for advised in adviseds if advised.smaller > LEAST or (enables and advised.works)]
     if before.fits is False:  # what makes it fit comes first, the fastest of that before the others
-        return sorted(gains, key=lambda each: _to_fit(each, before))
-    return sorted(gains, key=lambda each: (-each.smaller, -each.faster))
+        return sorted(gains, key=lambda gain: _to_fit(gain, before))
+    return sorted(gains, key=lambda gain: (-gain.smaller, -gain.faster))
 
 
 def _to_fit(each: Advised, before: Forecast) -> tuple[bool, bool, float, float]:
@@ -205,7 +212,7 @@ def _to_fit(each: Advised, before: Forecast) -> tuple[bool, bool, float, float]:
     return (not works, seconds is None, first, -each.smaller)
 
 
-def _together(trials: _Trials, run: Run, found: list[Advised], goal: str, most: int) -> Iterator[Advised]:
+def _together(trials: _Trials, run: Run, adviseds: list[Advised], goal: str, most: int) -> Iterator[Advised]:
     """Greedily: the best change, then the best after it, at most so many.
 
     A change that makes a run faster but too large is tried with each that saves memory, as the two may gain together.
@@ -214,14 +221,14 @@ def _together(trials: _Trials, run: Run, found: list[Advised], goal: str, most: 
     at = start
     done: list[Change] = []
     # The changes that gained most, in time and in memory.
-    by_time = sorted(found, key=lambda each: -each.faster)[:_PARTNERS]
-    by_memory = sorted(found, key=lambda each: (-each.smaller, -each.faster))[:_PARTNERS]
+    by_time = sorted(adviseds, key=lambda advised: -advised.faster)[:_PARTNERS]
+    by_memory = sorted(adviseds, key=lambda advised: (-advised.smaller, -advised.faster))[:_PARTNERS]
     # Casts of another precision may cost more than they save until compiled blocks fuse them.
-    casts = [each for each in found if any(one.startswith("recipe.precision") for one in each.sets)]
-    partners = list({each.sets: trials.change_of[each.sets] for each in (*by_time, *by_memory, *casts)}.values())
+    casts = [advised for advised in adviseds if any(one.startswith("recipe.precision") for one in advised.sets)]
+    partners = list({cast.sets: trials.change_of[cast.sets] for cast in (*by_time, *by_memory, *casts)}.values())
     for turn in range(most):
-        wanted = [each for each in partners if not _overlap(each, done)]
-        options = found if turn == 0 else trials.all(first, wanted)
+        wanted = [partner for partner in partners if not _overlap(partner, done)]
+        options = adviseds if turn == 0 else trials.all(first, wanted)
         pairs = _pairs(trials, first, options) if len(done) + 2 <= most else []
         unfit = at.fits is False or not _likely(at, start)
         now = "memory" if unfit or at.step_seconds is None else goal
@@ -238,10 +245,10 @@ def _together(trials: _Trials, run: Run, found: list[Advised], goal: str, most: 
 
 
 def _pairs(trials: _Trials, run: Run, options: list[Advised]) -> list[Advised]:
-    too_large = sorted((each for each in options if each.fits is False), key=lambda each: -each.faster)
-    enablers = sorted((each for each in options if each.smaller > LEAST), key=lambda each: -each.faster)
+    too_large = sorted((option for option in options if option.fits is False), key=lambda advised: -advised.faster)
+    enablers = sorted((option for option in options if option.smaller > LEAST), key=lambda advised: -advised.faster)
     found = []
-    for large in [each for each in too_large if each.faster > LEAST][:2]:
+    for large in [advised for advised in too_large if advised.faster > LEAST][:2]:
         for small in enablers[:4]:
             one, other = trials.change_of[large.sets], trials.change_of[small.sets]
             if not _overlap(one, [other]):
@@ -253,4 +260,4 @@ def _pairs(trials: _Trials, run: Run, options: list[Advised]) -> list[Advised]:
 
 def _overlap(change: Change, others: Iterable[Change]) -> bool:
     fields = {name for name, _ in change.fields}
-    return any(name in fields for each in others for name, _ in each.fields)
+    return any(name in fields for other in others for name, _ in other.fields)

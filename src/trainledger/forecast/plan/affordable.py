@@ -171,8 +171,8 @@ def _best(iterations: list[Iteration], loss: Callable[[float, float], float] | N
     last = len(iterations) - 1
     if loss is None:
         return last
-    losses = [loss(each.parameters, each.tokens) for each in iterations if each.tokens is not None]
-    best = min(range(len(losses)), key=lambda each: losses[each])
+    losses = [loss(iteration.parameters, iteration.tokens) for iteration in iterations if iteration.tokens is not None]
+    best = min(range(len(losses)), key=lambda index: losses[index])
     return best if losses[best] < losses[last] - _SAME_LOSS else last
 
 
@@ -255,7 +255,7 @@ def fastest(
         if searched:
             found = _searched(run_at(place), device, scale.backend, say)
             return None if found is None else (found, predict(found))
-        timed = [(each, predict(each)) for each in _placed(run_at(place), tokens_per_step, scale)]
+        timed = [(run, predict(run)) for run in _placed(run_at(place), tokens_per_step, scale)]
         return max(timed, key=lambda each: each[1].tokens_per_second or 0.0, default=None)
 
     too_large = at + 1
@@ -292,12 +292,12 @@ def _searched(run: Run, device: Device, backend: str, say: Callable[[str], None]
             say(f"{what}: {done:,} of {of:,}")
 
     fixed = {"context": 1, "virtual_stages": 1}
-    found = search(
+    layouts = search(
         run, device, backend=backend, fixed=fixed, keep=1, limit_seconds=_SEARCH_SECONDS, front=False, progress=progress
     )
-    if found.interrupted:  # it ends the question, not only this search
+    if layouts.interrupted:  # it ends the question, not only this search
         raise KeyboardInterrupt
-    return None if found.best is None else found.best.run
+    return None if layouts.best is None else layouts.best.run
 
 
 def _placed(run: Run, tokens_per_step: int, scale: MemoryModel) -> list[Run]:
@@ -357,7 +357,7 @@ def _fewer_than_devices(sequences: float, count: int) -> int:
     """About so many sequences for more devices: tensor ranks and stages are powers of two, all else are data ranks."""
     odd = _odd(count)
     if odd > 2 * sequences:
-        near = next(each for each in range(count, 0, -1) if _odd(each) <= sequences)
+        near = next(index for index in range(count, 0, -1) if _odd(index) <= sequences)
         step = f"a step of {sequences:,.0f} sequence{'' if sequences < 1.5 else 's'} (tokens_per_step)"
         rule = f"is {odd:,} times a power of two, too many for {step}"
         raise InvalidInput([Problem("count", count, rule, near)])

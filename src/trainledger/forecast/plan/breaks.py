@@ -109,7 +109,9 @@ class Breaks(Answer, report="breaks"):
 
     def __repr__(self) -> str:
         first = [f"{each.limit} as planned" for each in self.already] + [
-            f"{each.axis}: {each.breaks[0].limit} at {each.breaks[0].breaks:,}" for each in self.along if each.breaks
+            f"{along.axis}: {along.breaks[0].limit} at {along.breaks[0].breaks:,}"
+            for along in self.along
+            if along.breaks
         ]
         return f"Breaks({self.run.model.name}; {'; '.join(first) or 'nothing breaks'})"
 
@@ -138,31 +140,31 @@ def breaks(
     unknown = [each for each in axes if each not in AXES]
     if unknown:
         rule = f"must be one of {', '.join(AXES)}"
-        raise InvalidInput([Problem("along", each, rule, nearest_text(str(each), AXES)) for each in unknown])
+        raise InvalidInput([Problem("along", name, rule, nearest_text(str(name), AXES)) for name in unknown])
     limits = replace(limits, positions=run.model.max_seq_len)
     forecast = cache(partial(predict, machine=machine, backend=backend))
     planned = Judge(LIMITS, limits, forecast).readings(run)
-    already = [(each, found) for each in LIMITS if (found := planned[each.name]) is not None and not found.holds]
-    kept = [each for each in LIMITS if (found := planned[each.name]) is not None and found.holds]
+    already = [(limit, found) for limit in LIMITS if (found := planned[limit.name]) is not None and not found.holds]
+    kept = [limit for limit in LIMITS if (found := planned[limit.name]) is not None and found.holds]
     along = []
     for axis in axes:
         say(axis)
         # A longer run has the same steps: no forecast is needed.
-        of_axis = [each for each in kept if axis != "dataset" or not each.needs_forecast]
+        of_axis = [limit for limit in kept if axis != "dataset" or not limit.needs_forecast]
         judge = Judge(of_axis, limits, forecast)
         sweep = grow(run, axis, reach, keep_tokens=keep_tokens)
         if planner is not None and axis != "dataset":
             sweep = following(run, axis, reach, keep_tokens, planner, judge)
         along.append(_Walk(run, axis, sweep, judge, planned, cure=planner is None).along(most))
     few = too_few(run) if run.cluster.count > 1 else None
-    passed = [_of_limit(each, reading, comparison(each, run), remedy(each, run)) for each, reading in already]
+    passed = [_of_limit(limit, reading, comparison(limit, run), remedy(limit, run)) for limit, reading in already]
     broken = [each for each in passed if not each.warns]
     return Breaks(
         run=run,
         along=tuple(along),
         already=tuple(broken if few is None else [_not_spread(few), *broken]),
         warnings=tuple(each for each in passed if each.warns),
-        unknown=tuple(each.name for each in LIMITS if planned[each.name] is None),
+        unknown=tuple(limit.name for limit in LIMITS if planned[limit.name] is None),
     )
 
 
@@ -173,7 +175,7 @@ class _Walk:
         self, run: Run, axis: str, sweep: Sweep, judge: Judge, planned: dict[str, Reading | None], *, cure: bool
     ) -> None:
         self.run, self.axis, self.sweep, self.judge, self.planned, self.cure = run, axis, sweep, judge, planned, cure
-        self._warnings = {each.name for each in judge.of if each.warns}
+        self._warnings = {limit.name for limit in judge.of if limit.warns}
         self._at = cache(sweep.at)
         self._problem = cache(lambda index: next(run_problems(self._at(index)), None))
 
@@ -220,15 +222,15 @@ class _Walk:
             yield index
 
     def _look(self, index: int, before: int, edges: dict[str, tuple[int, int]]) -> None:
-        for each in self.judge.of:
-            if index and each.name not in edges and not self._holds(each, index):
-                edges[each.name] = (before, index)
+        for limit in self.judge.of:
+            if index and limit.name not in edges and not self._holds(limit, index):
+                edges[limit.name] = (before, index)
 
     def _narrowed(self, edges: dict[str, tuple[int, int]], most: int) -> list[tuple[Limit, int]]:
         """The exact index at which each limit is passed, of as many as can be the first ``most``, and of warnings."""
         found: list[tuple[Limit, int]] = []
-        by_name = {each.name: each for each in self.judge.of}
-        for name, (holds, not_any_more) in sorted(edges.items(), key=lambda each: each[1]):
+        by_name = {limit.name: limit for limit in self.judge.of}
+        for name, (holds, not_any_more) in sorted(edges.items(), key=lambda edge: edge[1]):
             if len([at for limit, at in found if at <= holds and not limit.warns]) >= most:
                 break
             found.append((by_name[name], self._first(by_name[name], holds, not_any_more)))
@@ -243,7 +245,7 @@ class _Walk:
         edge = self._edge(limit, low, high)
         waves = self.axis == "vocabulary" and limit.unit == "share" and limit.name != LOGITS
         while waves or self.sweep.turns:
-            looked = [0, *(each for each in self.sweep.turns if each < edge)]
+            looked = [0, *(turn for turn in self.sweep.turns if turn < edge)]
             if waves:
                 some = range(0, edge, max(1, edge // _SAMPLES))
                 looked = sorted({*some, *range(max(0, edge - _NEAR), edge)})

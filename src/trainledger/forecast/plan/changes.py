@@ -180,7 +180,7 @@ def _loss(run: Run) -> Iterator[Change]:
     tokens = run.device_batch * run.recipe.seq_len
     chunks = next((each for each in (8, 4, 16, 2) if tokens % each == 0), None)
     megatrons = ("full", "compiled", *(("in-place",) if run.recipe.framework == "megatron-core" else ()))
-    for kind in megatrons if run.recipe.of_megatron else (each for each in LOSSES if each != "in-place"):
+    for kind in megatrons if run.recipe.of_megatron else (loss for loss in LOSSES if loss != "in-place"):
         whole = kind in megatrons
         if kind != run.recipe.loss.kind and (whole or chunks is not None):
             more = (

@@ -113,32 +113,32 @@ def compare(a: Run, forecast_a: Forecast, b: Run, forecast_b: Forecast) -> Compa
 def _ratio(a: Run, forecast_a: Forecast, b: Run, forecast_b: Forecast) -> Ratio | None:
     """What is known of two times together: where both are of published devices and neither is a bound."""
     field = "step_seconds" if None in (forecast_a.total_seconds, forecast_b.total_seconds) else "total_seconds"
-    times, known = [getattr(each, field) for each in (forecast_a, forecast_b)], catalog.device_names()
-    if not all(times) or any(each.cluster.device not in known for each in (a, b)):
+    times, known = [getattr(forecast, field) for forecast in (forecast_a, forecast_b)], catalog.device_names()
+    if not all(times) or any(run.cluster.device not in known for run in (a, b)):
         return None
-    models = [catalog.errors(each.cluster.device) for each in (a, b)]
-    if any(each.step.basis == "bound" for each in models):
+    models = [catalog.errors(run.cluster.device) for run in (a, b)]
+    if any(model.step.basis == "bound" for model in models):
         return None
     same = a.cluster.device == b.cluster.device
     pairs = models[0].one_device if same else models[0].two_devices
-    wider = max(widening(run, each.steps_seen, each) for run, each in zip((a, b), models, strict=True))
+    wider = max(widening(run, model.steps_seen, model) for run, model in zip((a, b), models, strict=True))
     predicted = times[1] / times[0]
     return Ratio(predicted, of_ratio(pairs, predicted, wider), pairs, same)
 
 
 def reasons(parts: tuple[Part, ...]) -> list[Part]:
     """The parts that differ, the largest difference first."""
-    return sorted((each for each in parts if each.difference), key=lambda each: -abs(each.difference))
+    return sorted((part for part in parts if part.difference), key=lambda part: -abs(part.difference))
 
 
 def _total(parts: tuple[Part, ...]) -> int:
-    return sum(each.difference for each in parts)
+    return sum(part.difference for part in parts)
 
 
 def _rows(a: Run, forecast_a: Forecast, b: Run, forecast_b: Forecast) -> Iterator[Row]:
     counts = parameters(a.model), parameters(b.model)
     yield Row("parameters", "count", counts[0].total, counts[1].total)
-    if any(each.active != each.total for each in counts):
+    if any(count.active != count.total for count in counts):
         yield Row("active parameters", "count", counts[0].active, counts[1].active)
     yield Row("devices", "count", a.cluster.count, b.cluster.count)
     yield Row("tokens in a step", "count", a.recipe.tokens_per_step, b.recipe.tokens_per_step)
@@ -173,7 +173,7 @@ def _rows(a: Run, forecast_a: Forecast, b: Run, forecast_b: Forecast) -> Iterato
 def _times(a: Forecast, b: Forecast) -> tuple[str, tuple[Part, ...]]:
     """The whole run by the bars of its waterfall; one step by its causes where one has no time of the whole run."""
     if a.waterfall and b.waterfall and a.total_seconds is not None and b.total_seconds is not None:
-        bars = [{bar.cause: bar.nanoseconds for bar in each.waterfall} for each in (a, b)]
+        bars = [{bar.cause: bar.nanoseconds for bar in forecast.waterfall} for forecast in (a, b)]
         return "the whole run", _settled(_parts(*bars))
     if a.step_seconds and b.step_seconds:
         return "one step", _settled(_parts(_whole_nanoseconds(a), _whole_nanoseconds(b)))
@@ -182,12 +182,12 @@ def _times(a: Forecast, b: Forecast) -> tuple[str, tuple[Part, ...]]:
 
 def _settled(parts: tuple[Part, ...]) -> tuple[Part, ...]:
     """Parts that differ by no more than rounding made equal; the part that differs most has what that leaves of b."""
-    within = ROUNDING * max(sum(each.a for each in parts), sum(each.b for each in parts))
-    most = max(parts, key=lambda each: abs(each.difference))
-    settled = [replace(each, b=each.a) if abs(each.difference) <= within else each for each in parts if each != most]
-    rest = _total(parts) - sum(each.difference for each in settled)
-    found = {each.name: each for each in [*settled, replace(most, b=most.a + rest)]}
-    return tuple(found[each.name] for each in parts)
+    within = ROUNDING * max(sum(part.a for part in parts), sum(part.b for part in parts))
+    most = max(parts, key=lambda part: abs(part.difference))
+    settled = [replace(part, b=part.a) if abs(part.difference) <= within else part for part in parts if part != most]
+    rest = _total(parts) - sum(part.difference for part in settled)
+    found = {part.name: part for part in [*settled, replace(most, b=most.a + rest)]}
+    return tuple(found[part.name] for part in parts)
 
 
 def _whole_nanoseconds(forecast: Forecast) -> dict[str, int]:

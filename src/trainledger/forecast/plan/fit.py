@@ -111,7 +111,7 @@ class MemoryModel:
         """The heaviest rank of a run, in full."""
         stages = run.layout.pipeline
         ledgers = {stage: account_of_stage(run, stage, backend=self.backend) for stage in heaviest_stages(run)}
-        peaks = {stage: peak_nbytes(each) + each.reserved_nbytes for stage, each in ledgers.items()}
+        peaks = {stage: peak_nbytes(ledger) + ledger.reserved_nbytes for stage, ledger in ledgers.items()}
         stage = max(peaks, key=lambda each: peaks[each])
         self.heaviest[stages] = stage
         peak = ledgers[stage].peak()
@@ -355,9 +355,9 @@ def _fewest_devices(run: Run, memory: MemoryModel) -> Found:
     others = {name: getattr(run.layout, name) for name in ("context", "tensor", "pipeline")}
     kept = ", ".join(f"{name} {size}" for name, size in others.items() if size > 1)
     note = f"states sharded (zero = {run.layout.zero})" + (f", {kept} kept" if kept else "")
-    too_few, enough = edge(sizes.shards(run), lambda each: not memory.likely(each))
+    too_few, enough = edge(sizes.shards(run), lambda shard: not memory.likely(shard))
     if enough is not None and not memory.fits(enough[1]):
-        too_few, enough = edge(sizes.shards(run), lambda each: not memory.fits(each))
+        too_few, enough = edge(sizes.shards(run), lambda shard: not memory.fits(shard))
     if enough is None:
         most = None if too_few is None else memory.use_of(too_few[1])
         why = f"not even with states in {sizes.MOST_SHARDS:,} parts: the rest is not sharded"
@@ -393,4 +393,4 @@ def divides_batch(run: Run, micro_batch: int) -> int:
     4
     """
     share = run.recipe.global_batch // run.layout.data_ranks
-    return max(each for each in range(1, min(micro_batch, share) + 1) if share % each == 0)
+    return max(index for index in range(1, min(micro_batch, share) + 1) if share % index == 0)

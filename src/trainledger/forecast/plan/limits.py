@@ -113,10 +113,10 @@ def _lost(forecast: Forecast | None, *causes: str) -> float | None:
         return None
     if NEVER in forecast.notes:
         return 1.0
-    bars = {each.cause: each.seconds for each in forecast.waterfall}
-    if not forecast.total_seconds or not any(each in bars for each in causes):
+    bars = {bar.cause: bar.seconds for bar in forecast.waterfall}
+    if not forecast.total_seconds or not any(cause in bars for cause in causes):
         return None
-    return sum(bars.get(each, 0.0) for each in causes) / forecast.total_seconds
+    return sum(bars.get(cause, 0.0) for cause in causes) / forecast.total_seconds
 
 
 def _failures(run: Run, forecast: Forecast | None, limits: Limits) -> Reading | None:
@@ -283,7 +283,7 @@ class Judge:
         return limit.read(run, self.forecast(run) if limit.needs_forecast else None, self.limits)
 
     def readings(self, run: Run) -> dict[str, Reading | None]:
-        return {each.name: self.reading(each, run) for each in self.of}
+        return {limit.name: self.reading(limit, run) for limit in self.of}
 
     def holds(self, limit: Limit, run: Run) -> bool:
         reading = self.reading(limit, run)
@@ -293,4 +293,4 @@ class Judge:
         """Whether a run obeys all rules and keeps the limits of memory and step that its layout decides about."""
         if next(run_problems(run), None) is not None:
             return False
-        return all(self.holds(each, run) for each in self.of if each.of_layout and each.needs_forecast)
+        return all(self.holds(limit, run) for limit in self.of if limit.of_layout and limit.needs_forecast)

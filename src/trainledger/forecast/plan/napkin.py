@@ -273,7 +273,7 @@ def _formulas(
     six_nd, time = rules.RULES["training_flops"], rules.RULES["training_seconds"]
     n, d, c, f = short(params), short(tokens), short(flops), short(peak)
     day = f"{SECONDS_PER_DAY} s"
-    found = [Formula("flops", six_nd.formula, f"6 x {n} x {d} = {c} FLOP", six_nd.source)]
+    formulas = [Formula("flops", six_nd.formula, f"6 x {n} x {d} = {c} FLOP", six_nd.source)]
     devices = f"{count:.6g}"  # the result of the equation need not be whole
     whole = f": {ceil(count):,} whole devices (the rows below are for {devices})" if count != ceil(count) else ""
     rate = f"{devices} x {f} x {short(mfu)}"
@@ -288,15 +288,15 @@ def _formulas(
     if solved == "params" and per_parameter is not None:
         six = f"6 x {short(per_parameter)}"
         texts["params"] = ("N = sqrt(devices x peak x MFU x t / (6 D/N))", f"sqrt({rate} x {span} / ({six})) = {n}")
-    found.append(Formula(solved, *texts[solved], time.source))
+    formulas.append(Formula(solved, *texts[solved], time.source))
     spent = f"{devices} x {short(days)} x 24 = {short(hours)}"
-    found.append(Formula("device_hours", "devices x days x 24", spent, "arithmetic"))
+    formulas.append(Formula("device_hours", "devices x days x 24", spent, "arithmetic"))
     if price is not None:
         bill = f"{short(hours)} x {short(price)} = {price * hours:,.0f}"
-        found.append(Formula("money", "device-hours x price", bill, "arithmetic"))
+        formulas.append(Formula("money", "device-hours x price", bill, "arithmetic"))
     optimal = rules.RULES["compute_optimal_tokens"]
-    found.append(Formula("tokens_per_parameter", "D / N", f"{d} / {n} = {short(tokens / params)}", optimal.source))
-    return found
+    formulas.append(Formula("tokens_per_parameter", "D / N", f"{d} / {n} = {short(tokens / params)}", optimal.source))
+    return formulas
 
 
 def _energy(hours: float, watts: float | None, kwh: float | None) -> Iterator[Formula]:

@@ -114,7 +114,7 @@ class Optimal(Answer, report="pages.optimal"):
 
     @property
     def chosen(self) -> Choice:
-        return next(each for each in self.choices if each.law.name == self.law)
+        return next(choice for choice in self.choices if choice.law.name == self.law)
 
     @property
     def parameters(self) -> int:
@@ -161,8 +161,8 @@ def optimal(
     for each in known.values():
         if each.name == REPEATED_LAW and law != REPEATED_LAW:
             continue
-        found, tokens = each.parameters(flops), each.tokens(flops)
-        choices.append(Choice(each, found, tokens, by.loss_between(found.value, tokens)))
+        between, tokens = each.parameters(flops), each.tokens(flops)
+        choices.append(Choice(each, between, tokens, by.loss_between(between.value, tokens)))
     asked = None
     if parameters is not None:
         asked = off_optimum(by, flops, parameters)
@@ -221,7 +221,7 @@ def repeat(law: LossLaw, flops: float, unique: float) -> Repeated:
 def _lowest(of: Callable[[float], float], low: float, high: float, *, steps: int = 400) -> float:
     """Where a function of a positive number is lowest: the best of a grid in logarithms, then golden sections."""
     start, width = log(low), (log(high) - log(low)) / steps
-    best = min(range(steps + 1), key=lambda each: of(exp(start + each * width)))
+    best = min(range(steps + 1), key=lambda step: of(exp(start + step * width)))
     left, right = start + max(0, best - 1) * width, start + min(steps, best + 1) * width
     shrink = (5**0.5 - 1) / 2
     for _ in range(100):
@@ -237,6 +237,6 @@ def _loss_law(name: str, known: dict[str, Law]) -> LossLaw:
     found = known.get(name)
     if isinstance(found, LossLaw):
         return found
-    with_loss = [each.name for each in known.values() if isinstance(each, LossLaw)]
+    with_loss = [loss_law.name for loss_law in known.values() if isinstance(loss_law, LossLaw)]
     rule = f"must be a law that predicts a loss: {', '.join(with_loss)}"
     raise InvalidInput([Problem("loss_law", name, rule, nearest_text(name, with_loss))])

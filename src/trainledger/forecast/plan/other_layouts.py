@@ -75,12 +75,12 @@ def context_ranks(planned: Run, longer: Run, holds: Callable[[Run], bool], farth
 
     That is in steps of 1,024 tokens. None where no layout of `with_context_ranks` holds.
     """
-    for found in with_context_ranks(longer, planned.recipe.tokens_per_step):
-        if holds(found):
-            further = _in_round_steps(grow(found, "sequence", max(1, farthest // found.recipe.seq_len)))
+    for run in with_context_ranks(longer, planned.recipe.tokens_per_step):
+        if holds(run):
+            further = _in_round_steps(grow(run, "sequence", max(1, farthest // run.recipe.seq_len)))
             last = last_holding(lambda index: holds(further.at(index)), len(further.values))  # noqa: B023
             assert last is not None
-            return ContextRanks(layout_overrides(planned, found), found.layout.devices, further.values[last])
+            return ContextRanks(layout_overrides(planned, run), run.layout.devices, further.values[last])
     return None
 
 
@@ -90,9 +90,9 @@ def _in_round_steps(sweep: Sweep) -> Sweep:
     apart = lcm(step, _ROUND)
     indices = [
         0,
-        *((each - start) // step for each in range(start - start % apart + apart, sweep.values[-1] + 1, apart)),
+        *((value - start) // step for value in range(start - start % apart + apart, sweep.values[-1] + 1, apart)),
     ]
-    return replace(sweep, values=[sweep.values[each] for each in indices], at=lambda index: sweep.at(indices[index]))
+    return replace(sweep, values=[sweep.values[index] for index in indices], at=lambda index: sweep.at(indices[index]))
 
 
 def with_context_ranks(run: Run, tokens_per_step: int) -> Iterator[Run]:
@@ -150,7 +150,7 @@ def following(run: Run, axis: str, reach: int, keep_tokens: bool, planner: Plann
         nonlocal found_nothing
         if index not in chosen:
             grown = sweep.at(grid[index])
-            kept = (_laid_out_as(each, grown) for each in reversed(layouts))
+            kept = (_laid_out_as(layout, grown) for layout in reversed(layouts))
             found = next((each for each in kept if judge.laid_out_well(each)), None)
             if found is None and (index < found_nothing or axis == "devices"):
                 found = planner(grown)

@@ -200,16 +200,16 @@ def _facts(run: Run, ledger: Ledger) -> Iterator[StepFact]:
         steps = tuple(thumb.averaging_steps(each) for each in (recipe.optimizer.beta1, recipe.optimizer.beta2))
         sentence = f"over {steps[0]:,.4g} and {steps[1]:,.4g} steps"
         yield StepFact("moments average", "1 / (1 - beta)", steps, sentence, thumb.ADAM)
-    divided = ledger.filter(lambda each: each.phase == "forward" and each.path == "loss" and each.name == "div")
-    count = sum(each.times for each in divided) // run.layout.data_ranks
+    divided = ledger.filter(lambda entry: entry.phase == "forward" and entry.path == "loss" and entry.name == "div")
+    count = sum(entry.times for entry in divided) // run.layout.data_ranks
     if count:
         of_a_rank = " of a data rank" if run.layout.data_ranks > 1 else ""
         sentence = f"loss / {count:,}, for each of {count:,} micro-batches{of_a_rank}"
         source = "the mean over the batch is the mean of its equal parts' means"
         yield StepFact("micro-batches", "loss / k", (count,), sentence, source)
-    norms = [each for each in ledger if each.phase == "clip" and each.name == "stack"]
+    norms = [entry for entry in ledger if entry.phase == "clip" and entry.name == "stack"]
     if norms:
-        tensors = ledger.filter(lambda each: each.phase == "clip" and each.name.endswith("norm")).entries[-1].flops
+        tensors = ledger.filter(lambda entry: entry.phase == "clip" and entry.name.endswith("norm")).entries[-1].flops
         sentence = f"{len(norms)} norm over all {tensors:,} tensors"
         yield StepFact("gradients are cut by", "sqrt(sum of g^2)", (len(norms), tensors), sentence, PASCANU)
 

@@ -154,7 +154,9 @@ def nearest(run: Run, n: int = 3) -> tuple[Resemblance, ...]:
                 near.append((distance, line))
     near.sort(key=lambda each: each[0])
     found = [(_published(line), distance) for distance, line in near[:n]]
-    return tuple(Resemblance(each, distance, _differs(asked, each)) for each, distance in found)
+    return tuple(
+        Resemblance(published_run, distance, _differs(asked, published_run)) for published_run, distance in found
+    )
 
 
 def described(run: Run) -> dict[str, Any]:
@@ -209,7 +211,7 @@ def _of_device(asked: dict[str, Any], device: str, capability: float | None) -> 
 
 def _differs(asked: dict[str, Any], published: PublishedRun) -> str:
     """The two largest differences, in words."""
-    apart = sorted(_differences(asked, published), key=lambda each: -each[0])
+    apart = sorted(_differences(asked, published), key=lambda difference: -difference[0])
     return "; ".join(words for _, words in apart[:_NAMED]) or "the same in all that is compared"
 
 

@@ -91,7 +91,7 @@ class LineLaw(Law):
         if self.exponents is None or self.fitted_flops is None:
             return Between(value)
         turn = sqrt(self.fitted_flops[0] * self.fitted_flops[1])
-        ends = [value * (flops / turn) ** (each - self.exponent) for each in self.exponents]
+        ends = [value * (flops / turn) ** (exponent - self.exponent) for exponent in self.exponents]
         return Between(value, min(*ends, value), max(*ends, value), self.exponents_mean)
 
 

@@ -122,8 +122,8 @@ class Inference(Answer, report="inference"):
     def collectives(self) -> dict[str, Int]:
         """How often tensor ranks talk in one forward, by the name of the collective."""
         found: dict[str, Int] = {}
-        for each in _collectives(self.ledger):
-            found[each.name] = found.get(each.name, 0) + each.times
+        for collective in _collectives(self.ledger):
+            found[collective.name] = found.get(collective.name, 0) + collective.times
         return found
 
 
@@ -160,12 +160,12 @@ def inference(run: Run, serving: Serving, machine: Machine | None, *, backend: s
 
 
 def _check(run: Run, serving: Serving) -> None:
-    found = list(serving.problems())
+    problems = list(serving.problems())
     longest = run.model.max_seq_len
-    if not found and serving.context > longest:
-        found.append(Problem("context", serving.context, f"is longer than model.max_seq_len = {longest}", longest))
-    if found:
-        raise InvalidInput(found)
+    if not problems and serving.context > longest:
+        problems.append(Problem("context", serving.context, f"is longer than model.max_seq_len = {longest}", longest))
+    if problems:
+        raise InvalidInput(problems)
 
 
 def _notes(run: Run, serving: Serving) -> list[str]:
@@ -195,7 +195,7 @@ def _notes(run: Run, serving: Serving) -> list[str]:
 def _memory(run: Run, ledger: Ledger, machine: Machine | None) -> DeviceMemory | None:
     if not isinstance(machine, Device):
         return None
-    overheads = {each.name: each for each in machine.overheads}
+    overheads = {overhead.name: overhead for overhead in machine.overheads}
     groups = (run.layout.tensor,) if run.layout.tensor > 1 else ()
     device = machine if overheads else replace(machine, compute_capability=None)
     return device_memory(ledger.peak().nbytes, device, overheads, groups=groups)
@@ -218,20 +218,21 @@ def _times(run: Run, ledger: Ledger, machine: Machine) -> ServingTime:
     sheet = replace(machine, efficiency=None) if isinstance(machine, Device) else machine
     split = {"memory": 0.0, "compute": 0.0, "links": 0.0}
     roofline = Roofline(sheet)
-    for each in ledger:
-        if each.kind == "collective":
-            split["links"] += _link_seconds(run, each, machine, bound=True) * each.times
-        elif each.kind in COMPUTE_KINDS:  # what no fusion takes away
-            time = roofline.time(each)
+    for entry in ledger:
+        if entry.kind == "collective":
+            split["links"] += _link_seconds(run, entry, machine, bound=True) * entry.times
+        elif entry.kind in COMPUTE_KINDS:  # what no fusion takes away
+            time = roofline.time(entry)
             split["compute" if time.bound == "compute" else "memory"] += float(time.seconds)
     expected = expected_links = None
     if calibrated:
         roofline = Roofline(machine)
         expected_links = sum(
-            _link_seconds(run, each, machine, bound=False) * each.times for each in _collectives(ledger)
+            _link_seconds(run, collective, machine, bound=False) * collective.times
+            for collective in _collectives(ledger)
         )
         expected = expected_links + sum(
-            float(roofline.time(each).seconds) for each in ledger if each.kind not in ("transfer", "collective")
+            float(roofline.time(entry).seconds) for entry in ledger if entry.kind not in ("transfer", "collective")
         )
     basis = "bound" if isinstance(machine, Device) else "assumed"
     limit = max(split, key=lambda each: split[each])
@@ -243,7 +244,7 @@ def _tokens_per_second(serving: Serving, seconds: float | None) -> float | None:
 
 
 def _collectives(ledger: Ledger) -> list[Entry]:
-    return [each for each in ledger if each.kind == "collective"]
+    return [entry for entry in ledger if entry.kind == "collective"]
 
 
 def _link_seconds(run: Run, entry: Entry, machine: Machine, *, bound: bool) -> float:
@@ -302,7 +303,7 @@ def _rows(run: Run, serving: Serving, machine: Machine | None, backend: str, lar
     sizes = {1, serving.batch, *(4**power for power in range(1, 11) if 4**power <= min(end, 4096))}
     if largest:
         sizes |= {largest, largest + 1} if largest < MOST_BATCH else {largest}
-    return [_row(run, serving, machine, backend, each) for each in sorted(sizes)]
+    return [_row(run, serving, machine, backend, size) for size in sorted(sizes)]
 
 
 def served(run: Run, serving: Serving, machine: Machine | None, *, backend: str) -> Inference:

@@ -257,7 +257,7 @@ def _depth(run: Run, reach: int) -> Sweep:
     def at(index: int) -> Run:
         layout, layers = run.layout, run.layout.stage_layers
         if layers is not None:
-            layout = replace(layout, stage_layers=tuple(each + index for each in layers))
+            layout = replace(layout, stage_layers=tuple(layer + index for layer in layers))
         return replace(run, model=replace(run.model, n_layers=values[index]), layout=layout)
 
     return Sweep("model.n_layers", values, at, carries="as many layers more on each stage" if chunks > 1 else "")

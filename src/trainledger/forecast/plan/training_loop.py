@@ -111,7 +111,7 @@ def training_loop(
         run=run, forecast=forecast, tokens_per_step=recipe.tokens_per_step, micro_batches=run.grad_accum, steps=steps,
         tokens=tokens, corpus_tokens=corpus, epochs=tokens / corpus, token_dtype=dtype,
         corpus_nbytes={name: corpus * size for name, size in TOKEN_NBYTES.items()},
-        learning_rates=tuple((each, learning_rate(recipe, each)) for each in sampled_steps(recipe, POINTS)),
+        learning_rates=tuple((at, learning_rate(recipe, at)) for at in sampled_steps(recipe, POINTS)),
         checkpoint_nbytes=nbytes, checkpoint_every=every, checkpoint_seconds=None if write is None else write[1],
         checkpoints=occasions(steps, every), checkpointing=_checkpointing(write, around, step, steps),
         step_seconds=step, loader_tokens_per_second=rate,

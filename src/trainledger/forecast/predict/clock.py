@@ -78,27 +78,27 @@ def link_fit(times: Sequence[CollectiveTime]) -> LinkFit:
     (0.0001, 1000000000)
     """
     # Of t = a + b n the weights 1 / t^2 make all sizes count alike.
-    rows = [(1 / each.seconds, each.nbytes / each.seconds) for each in times]
+    rows = [(1 / time.seconds, time.nbytes / time.seconds) for time in times]
     aa, bb = sum(a * a for a, _ in rows), sum(b * b for _, b in rows)
     ab, ya, yb = sum(a * b for a, b in rows), sum(a for a, _ in rows), sum(b for _, b in rows)
     determinant = aa * bb - ab * ab
     latency = (ya * bb - yb * ab) / determinant if determinant > 1e-9 * aa * bb else 0.0
     slope = (yb - max(0.0, latency) * ab) / bb
     if latency < 0 or slope <= 0:
-        latency, slope = (0.0, yb / bb) if latency < 0 else (min(each.seconds for each in times), 0.0)
+        latency, slope = (0.0, yb / bb) if latency < 0 else (min(time.seconds for time in times), 0.0)
     if slope <= 0:  # a large message that was no slower than a small one
-        largest = max(times, key=lambda each: each.nbytes)
+        largest = max(times, key=lambda time: time.nbytes)
         latency, slope = 0.0, largest.seconds / largest.nbytes
-    worst = max(abs((latency + slope * each.nbytes) / each.seconds - 1) for each in times)
+    worst = max(abs((latency + slope * time.nbytes) / time.seconds - 1) for time in times)
     return LinkFit(times[0].name, times[0].ranks, latency, 1 / slope, worst)
 
 
 def link_fits(times: Sequence[CollectiveTime]) -> list[LinkFit]:
     """The fit of each collective over each group that has two sizes or more, in their order."""
     groups: dict[tuple[str, int], list[CollectiveTime]] = {}
-    for each in times:
-        groups.setdefault((each.name, each.ranks), []).append(each)
-    return [link_fit(each) for each in groups.values() if len({one.nbytes for one in each}) > 1]
+    for time in times:
+        groups.setdefault((time.name, time.ranks), []).append(time)
+    return [link_fit(group) for group in groups.values() if len({one.nbytes for one in group}) > 1]
 
 
 # Ranks of this machine
@@ -145,7 +145,7 @@ def of_each_rank(machine: Calibration, ranks: int) -> Calibration:
         return machine
     slower = rank_slowdown(machine, ranks)
     memory = None if machine.memory_nbytes is None else machine.memory_nbytes // ranks
-    kernels = tuple(replace(each, seconds=each.seconds * slower) for each in machine.kernels)
+    kernels = tuple(replace(kernel, seconds=kernel.seconds * slower) for kernel in machine.kernels)
     return replace(machine, kernels=kernels, memory_nbytes=memory)
 
 

@@ -250,10 +250,10 @@ _WAYS = {
 def _protocols(fabric: Fabric) -> Iterator[tuple[Protocol, Protocol]]:
     """The protocols that the links of a node and the network both have, as each of them runs them."""
     if fabric.network is None:
-        yield from ((each, each) for each in fabric.node.protocols)
+        yield from ((protocol, protocol) for protocol in fabric.node.protocols)
         return
-    between = {each.name: each for each in fabric.network.protocols}
-    both = [(each, between[each.name]) for each in fabric.node.protocols if each.name in between]
+    between = {protocol.name: protocol for protocol in fabric.network.protocols}
+    both = [(protocol, between[protocol.name]) for protocol in fabric.node.protocols if protocol.name in between]
     # Other networks have their own protocols: then the last of each, which is for long messages.
     yield from both or [(fabric.node.protocols[-1], fabric.network.protocols[-1])]
 
@@ -317,7 +317,8 @@ def _has_one(spec: ModelSpec, nodes: int) -> float:
     if groups >= nodes:
         own = groups // nodes
         hits = (
-            (comb(own, each) * comb(groups - own, drawn - each), each * of_group) for each in range(min(own, drawn) + 1)
+            (comb(own, index) * comb(groups - own, drawn - index), index * of_group)
+            for index in range(min(own, drawn) + 1)
         )
         return float(sum(ways * (1 - _missed(candidates, size, chosen)) for ways, size in hits) / comb(groups, drawn))
     return drawn / groups * (1 - _missed(candidates, here, chosen))

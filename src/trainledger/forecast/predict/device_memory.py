@@ -44,18 +44,18 @@ class DeviceMemory:
 
     @property
     def nbytes(self) -> Int:
-        return sum(each.nbytes for each in self.lines)
+        return sum(line.nbytes for line in self.lines)
 
     @property
     def allocated_nbytes(self) -> Int:
         """What PyTorch's allocator gave out at most (torch.cuda.max_memory_allocated): tensors and workspaces."""
-        return sum(each.nbytes for each in self.lines if each.name in _ALLOCATED)
+        return sum(line.nbytes for line in self.lines if line.name in _ALLOCATED)
 
     @property
     def reserved_nbytes(self) -> Int:
         """What PyTorch's allocator has taken from the driver (torch.cuda.max_memory_reserved)."""
         more = ("fragmentation", *FRAMEWORKS)
-        return self.allocated_nbytes + sum(each.nbytes for each in self.lines if each.name in more)
+        return self.allocated_nbytes + sum(line.nbytes for line in self.lines if line.name in more)
 
     @property
     def tensors_alone(self) -> bool:
@@ -78,7 +78,7 @@ def memory_of_device(run: Run, peak_nbytes: int, machine: Machine, reserved: Amo
         return device_memory(peak_nbytes, sheet, {})
     # At most a parameter, its gradient and two moments of each tensor, and as many activations again.
     tensors = 8 * leaves_of(run.model).trained().tensors
-    overheads = {each.name: each for each in machine.overheads}
+    overheads = {overhead.name: overhead for overhead in machine.overheads}
     return device_memory(
         peak_nbytes,
         machine,

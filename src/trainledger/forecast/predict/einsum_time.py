@@ -114,7 +114,7 @@ def _predicted(
         return None, (), ()
     times = [Roofline(device).time(each.entry).seconds for each in matmuls]
     dtype, workers = matmuls[0].dtype, device.multiprocessors
-    tilings = [tiling(each, dtype, peak, efficiency, workers) for each in shapes]
+    tilings = [tiling(shape, dtype, peak, efficiency, workers) for shape in shapes]
     causes = added(
         cause
         for each, cut, seconds in zip(matmuls, tilings, times, strict=True)

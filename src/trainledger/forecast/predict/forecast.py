@@ -110,7 +110,7 @@ class Forecast(StepFigures):
         return [{"quantity": name, "value": value, "basis": self.basis.get(name, "")} for name, value in known.items()]
 
     def _repr_html_(self) -> str:
-        rows = [(each["quantity"], f"{each['value']:,.6g}", each["basis"]) for each in self.records()]
+        rows = [(record["quantity"], f"{record['value']:,.6g}", record["basis"]) for record in self.records()]
         table = import_module("trainledger.report.document").Table(
             "forecast", ("quantity", "value", "basis"), tuple(rows), align="lr"
         )
@@ -219,13 +219,13 @@ _SAYS = {
 
 def bottleneck(bars: Sequence[Bar], *, mfu: float | None = None) -> Bottleneck | None:
     """The cause that takes most of a run's time, matmuls at the peak and below it together; None of no bars."""
-    by_name = added(("compute" if each.cause in COMPUTE else each.cause, each.nanoseconds) for each in bars)
+    by_name = added(("compute" if bar.cause in COMPUTE else bar.cause, bar.nanoseconds) for bar in bars)
     total = sum(by_name.values())
     if total <= 0:
         return None
     first, *others = sorted(by_name, key=lambda name: -by_name[name])
     sentence = f"{format_percent(by_name[first] / total)} of the time {_SAYS[first]}"
-    lost = next((each.nanoseconds for each in bars if each.cause == "kernel efficiency"), 0)
+    lost = next((bar.nanoseconds for bar in bars if bar.cause == "kernel efficiency"), 0)
     if first == "compute" and mfu is not None and lost > 0:
         reached = 1 - lost / by_name["compute"]
         sentence += f", at {format_percent(reached)} of the peak"

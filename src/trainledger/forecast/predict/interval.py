@@ -52,7 +52,7 @@ def unlike(run: Run, seen: Seen) -> tuple[str, ...]:
     >>> unlike(run, Seen(kinds=("fp32 matmuls",), most_devices=8, longest=512))
     ('sequences of 1,024 tokens',)
     """
-    found = [each for each in kinds_of(run) if each not in seen.kinds]
+    found = [kind for kind in kinds_of(run) if kind not in seen.kinds]
     if run.layout.devices > seen.most_devices:
         found.append(f"{run.layout.devices:,} devices")
     if run.recipe.seq_len > seen.longest:
@@ -147,15 +147,15 @@ def of_forecast(
     """
     step = of_step(run, errors)
     step = Interval(max(step.low, fastest), max(step.high, fastest))
-    found = {name: scaled(step, facts[name]) for name in OF_STEPS if facts.get(name)}
+    intervals = {name: scaled(step, facts[name]) for name in OF_STEPS if facts.get(name)}
     if memory.tensors_alone:
-        return {"intervals": found}
+        return {"intervals": intervals}
     needed = float(memory.nbytes)
     chance = None
     if memory.usable_nbytes is not None:
         chance = chance_of_fitting(run, errors, needed, memory.usable_nbytes + (run.cluster.memory_margin_nbytes or 0))
     return {
-        "intervals": found | {"device_nbytes": scaled(of_memory(run, errors), needed)},
+        "intervals": intervals | {"device_nbytes": scaled(of_memory(run, errors), needed)},
         "chance_of_fitting": chance,
         "margin_nbytes": margin(run, errors, needed),
     }

@@ -101,7 +101,7 @@ def tiling(
     """The tiles and waves of the fastest way, which takes the seconds of `matmul_seconds`."""
     workers = multiprocessors or 1
     ways = _ways(shape, dtype, peak, efficiency, workers)
-    _, rows, columns, speed, split, tiles, waves = min(ways, key=lambda each: float(each[0]))
+    _, rows, columns, speed, split, tiles, waves = min(ways, key=lambda way: float(way[0]))
     batch, m, n, k = shape
     return Tiling(
         rows, columns, split, tiles, waves, workers, rate=_share(dtype, efficiency),

@@ -182,15 +182,15 @@ def _block(entry: Entry) -> Any:
 
 def _matmul_seconds(rows: Iterable[Timed], collective: Entry) -> float:
     seconds, inner = 0.0, None
-    for each in rows:
-        entry = each.entry
+    for row in rows:
+        entry = row.entry
         if entry.loop != collective.loop or entry.kind in ("collective", "attention"):
             break
         if entry.kind == "matmul" and len(entry.shape) == 4:
             if inner not in (None, entry.shape[3]):
                 break
             inner = entry.shape[3]
-            seconds += each.seconds
+            seconds += row.seconds
     return seconds
 
 

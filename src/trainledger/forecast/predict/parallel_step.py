@@ -47,23 +47,23 @@ def layout_time(ranks: Sequence[RankAccount], machine: Machine, *, tensors: int 
         shares = shares_of(stages)
         # One dtype for all stages: that of most matmuls, though the head's may be most of the last one's.
         dtype = matmul_dtype_of((stage.ledger, share) for stage, share in shares)
-        ideal = {id(each.ledger): ideal_seconds(each.ledger, machine, dtype) for each, _ in shares}
+        ideal = {id(stage_time.ledger): ideal_seconds(stage_time.ledger, machine, dtype) for stage_time, _ in shares}
     except NoRate as reason:
         return StepTime(None, {}, {}, {}, basis, (f"no step time: {reason}",))
     seconds = step_seconds(run, stages, contention)
-    computing = sum(share * sum(each.seconds for each in stage.times) for stage, share in shares)
+    computing = sum(share * sum(time.seconds for time in stage.times) for stage, share in shares)
     free = computing
     if run.layout.pipeline > 1:
         free = step_seconds(run, once_for_alike(stages, with_free_links), 0.0)
     causes = dict.fromkeys(CAUSES, 0.0)
     for stage, share in shares:
-        for name, each in causes_of(stage.times, ideal[id(stage.ledger)]).items():
-            causes[name] += share * each
+        for name, cause in causes_of(stage.times, ideal[id(stage.ledger)]).items():
+            causes[name] += share * cause
     causes["pipeline bubble"] = free - computing
     causes["exposed communication"] = seconds - free
-    launches = max(sum(each.launch_seconds for each in stage.times) for stage, _ in shares)
+    launches = max(sum(time.launch_seconds for time in stage.times) for stage, _ in shares)
     waiting = max(seconds, launches) - seconds
-    if run.layout.pipeline > 1 and any(launch_bound(each) for each, _ in shares):
+    if run.layout.pipeline > 1 and any(launch_bound(stage_time) for stage_time, _ in shares):
         waiting = max(waiting, step_seconds(run, stages, contention, launching=True) - seconds)
     causes["launch overhead"] += waiting
     slower = straggling(run, machine, fabric) * (seconds + waiting)
@@ -74,8 +74,8 @@ def layout_time(ranks: Sequence[RankAccount], machine: Machine, *, tensors: int 
         "other": waiting,
         "stragglers": slower,
     }
-    slowest = max((each for each, _ in shares), key=lambda each: compute_seconds(each.whole))
-    notes += _notes(run, [each for each, _ in shares], machine, fabric)
+    slowest = max((stage_time for stage_time, _ in shares), key=lambda stage_time: compute_seconds(stage_time.whole))
+    notes += _notes(run, [stage_time for stage_time, _ in shares], machine, fabric)
     return StepTime(
         seconds=seconds + waiting + slower,
         by_phase=_mean(shares, "phase", others),
@@ -85,7 +85,9 @@ def layout_time(ranks: Sequence[RankAccount], machine: Machine, *, tensors: int 
         notes=tuple(notes),
         entries=slowest.times,
         causes=causes,
-        messages=tuple(EntryTime(each.entry, each.seconds * times_of(each.entry), "link") for each in slowest.messages),
+        messages=tuple(
+            EntryTime(message.entry, message.seconds * times_of(message.entry), "link") for message in slowest.messages
+        ),
     )
 
 
@@ -100,18 +102,18 @@ def of_layout(run: Run, machine: Machine) -> tuple[Machine, Fabric | None, float
 
 def shares_of(stages: Sequence[StageTime]) -> list[tuple[StageTime, Any]]:
     """Of stages that are alike the first, and the share of all devices that they are."""
-    devices = sum(each.ranks for each in stages)
-    ranks = added((id(each.times), each.ranks) for each in stages)
-    firsts = {id(each.times): each for each in reversed(stages)}
+    devices = sum(stage.ranks for stage in stages)
+    ranks = added((id(stage.times), stage.ranks) for stage in stages)
+    firsts = {id(stage.times): stage for stage in reversed(stages)}
     return [(firsts[key], count / devices) for key, count in ranks.items()]
 
 
 def _mean(shares: Sequence[tuple[StageTime, Any]], key: str, others: dict[str, float]) -> dict[str, float]:
     """Seconds of the mean device by an attribute, and of what is no operation."""
     operations = (
-        (each.bound if key == "bound" else getattr(each.entry, key), each.seconds * share)
+        (time.bound if key == "bound" else getattr(time.entry, key), time.seconds * share)
         for stage, share in shares
-        for each in stage.times
+        for time in stage.times
     )
     split = added(chain(operations, others.items()))
     return {label: seconds for label, seconds in split.items() if seconds}
@@ -175,39 +177,39 @@ def step_seconds(run: Run, stages: Sequence[StageTime], contention: float, *, la
     (Megatron-LM waits so), and takes as long as that where launching is the slower.
     """
     if run.layout.pipeline == 1:
-        return max(rank_seconds(each.whole, contention=contention) for each in stages)
+        return max(rank_seconds(stage.whole, contention=contention) for stage in stages)
     ready = pipeline_of(stages, contention, launching=launching)
     paired = overlaps(run.layout, "experts")
     ends = pipeline_ends(ready, run.grad_accum, run.layout.schedule, slowest_send(stages), paired=paired)
-    after = once_for_alike(stages, lambda each: after_last(each, contention, launching=launching))
-    close = once_for_alike(stages, lambda each: rank_seconds(each.close, contention=contention))
+    after = once_for_alike(stages, lambda stage: after_last(stage, contention, launching=launching))
+    close = once_for_alike(stages, lambda stage: rank_seconds(stage.close, contention=contention))
     return max(end + later for end, later in zip(ends, after, strict=True)) + max(close)
 
 
 def once_for_alike(stages: Sequence[StageTime], of: Callable[[StageTime], Result]) -> list[Result]:
     """What a function makes of each stage's parts, asked once for stages that share theirs."""
     known: dict[int, Result] = {}
-    for each in stages:
-        if id(each.times) not in known:
-            known[id(each.times)] = of(each)
-    return [known[id(each.times)] for each in stages]
+    for stage in stages:
+        if id(stage.times) not in known:
+            known[id(stage.times)] = of(stage)
+    return [known[id(stage.times)] for stage in stages]
 
 
 def pipeline_of(stages: Sequence[StageTime], contention: float, *, launching: bool = False) -> list[Stage]:
     """The stages as their pipeline sees them: when each can begin, and its seconds of a micro-batch."""
-    return once_for_alike(stages, lambda each: _in_pipeline(each, contention, launching))
+    return once_for_alike(stages, lambda stage: _in_pipeline(stage, contention, launching))
 
 
 def _in_pipeline(stage: StageTime, contention: float, launching: bool) -> Stage:
     chunks = []
-    for each in stage.chunks:
-        ahead = rank_seconds(each.forward, contention=contention)
-        back = rank_seconds(each.inputs, contention=contention)
-        took = [ahead, back, each.weights]
+    for chunk in stage.chunks:
+        ahead = rank_seconds(chunk.forward, contention=contention)
+        back = rank_seconds(chunk.inputs, contention=contention)
+        took = [ahead, back, chunk.weights]
         if launching:
-            took = [max(*both) for both in zip(took, each.launches, strict=True)]
-        chunks.append(Chunk(took[0], took[1], took[2], each.alone))
-    return Stage(tuple(chunks), begins(stage, sum(each.forward for each in chunks), contention))
+            took = [max(*both) for both in zip(took, chunk.launches, strict=True)]
+        chunks.append(Chunk(took[0], took[1], took[2], chunk.alone))
+    return Stage(tuple(chunks), begins(stage, sum(chunk.forward for chunk in chunks), contention))
 
 
 def begins(stage: StageTime, forward: float, contention: float) -> float:
@@ -230,16 +232,16 @@ def launch_bound(stage: StageTime) -> bool:
     """Whether a stage's forwards or backwards take longer to launch than to compute."""
     return any(
         launches > seconds
-        for each in stage.chunks
+        for chunk in stage.chunks
         for launches, seconds in zip(
-            each.launches, (compute_seconds(each.forward), compute_seconds(each.inputs), each.weights), strict=True
+            chunk.launches, (compute_seconds(chunk.forward), compute_seconds(chunk.inputs), chunk.weights), strict=True
         )
     )
 
 
 def slowest_send(stages: Sequence[StageTime]) -> float:
     """Seconds from stage to stage: of equal messages the slowest of the sends."""
-    return max(each.send_seconds for each in stages)
+    return max(stage.send_seconds for stage in stages)
 
 
 def after_last(stage: StageTime, contention: float, *, launching: bool = False) -> float:
@@ -284,7 +286,7 @@ def _of_pipeline(run: Run, stages: Sequence[StageTime], contention: float) -> It
     ready, send = pipeline_of(stages, contention), slowest_send(stages)
     schedule, micro_batches, paired = run.layout.schedule, run.grad_accum, overlaps(run.layout, "experts")
     ends = pipeline_ends(ready, micro_batches, schedule, send, paired=paired)
-    there = [end + after_last(each, contention) for end, each in zip(ends, stages, strict=True)]
+    there = [end + after_last(stage_time, contention) for end, stage_time in zip(ends, stages, strict=True)]
     for stage, tasks in zip(stages, _drawn(ready, micro_batches, schedule, send, ends, paired), strict=True):
         name = f"stage {stage.number + 1}"
         if ready[stage.number].begins:

@@ -159,14 +159,14 @@ def plan_of(schedule: str, stages: int, chunks: int, micro_batches: int, paired:
 def _costs(stages: Sequence[Stage]) -> list[float]:
     """Seconds of a forward and of a backward of each chunk, counted over all stages; then of those that are alone."""
     every = [stage.chunks[chunk] for chunk in range(len(stages[0].chunks)) for stage in stages]
-    overlapped = [seconds for each in every for seconds in (each.forward, each.backward + each.weights)]
-    alone = [seconds for each in every for seconds in each.alone]
+    overlapped = [seconds for chunk in every for seconds in (chunk.forward, chunk.backward + chunk.weights)]
+    alone = [seconds for chunk in every for seconds in chunk.alone]
     return [*overlapped, *(seconds + more for seconds, more in zip(overlapped, alone, strict=True))]
 
 
 def _follow(stages: Sequence[Stage], plan: Plan, send_seconds: float) -> tuple[list[float], list[float]]:
     """When each stage is done with everything, and when each task of the plan is."""
-    costs, free = _costs(stages), [each.begins for each in stages]
+    costs, free = _costs(stages), [stage.begins for stage in stages]
     ends: list[float] = []
     for number, cost, sent in plan:
         start = free[number]

@@ -127,9 +127,9 @@ def _fastest(account: RunAccount, device: Device, facts: Mapping[str, Any]) -> f
 def _of_attention(ledger: Ledger, kernels: str) -> Iterator[str]:
     """A note on what sdpa selects on older and newest devices, with what it selects in other builds of PyTorch."""
     if kernels == "sm70":
-        efficient = any("efficient_attention" in each.name for each in ledger)
+        efficient = any("efficient_attention" in entry.name for entry in ledger)
         yield BEFORE_FLASH.format(kernel="the memory-efficient kernel" if efficient else "unfused")
-    shapes = [each.shape for each in ledger if each.kind == "attention" and "cudnn" in each.name]
+    shapes = [entry.shape for entry in ledger if entry.kind == "attention" and "cudnn" in entry.name]
     if not shapes:
         return
     plain = all(width == value_width and causal for _, _, _, width, value_width, causal in shapes)
@@ -162,7 +162,7 @@ def _alone(run: Run, found: Forecast) -> Forecast:
     """The forecast of a step on the one device that does all of it."""
     short = of_one_step(run, found)
     rate = None if found.step_seconds is None else run.recipe.tokens_per_step / found.step_seconds
-    notes = tuple(each for each in short.notes if not each.endswith((SHARED, NEVER)))
+    notes = tuple(note for note in short.notes if not note.endswith((SHARED, NEVER)))
     return replace(short, tokens_per_second=rate, run_step_seconds=None, run_tokens_per_second=None, notes=notes)
 
 
@@ -170,8 +170,10 @@ def of_one_step(run: Run, found: Forecast) -> Forecast:
     """The same forecast without what belongs to a run and not to a step."""
     bars = step_waterfall(run, found)
     limit = bottleneck(bars, mfu=found.mfu) if found.fits is not False else found.bottleneck
-    notes = tuple(each for each in found.notes if not each.startswith(_OF_A_RUN))
-    intervals = {name: each for name, each in found.intervals.items() if name in ("step_seconds", "device_nbytes")}
+    notes = tuple(note for note in found.notes if not note.startswith(_OF_A_RUN))
+    intervals = {
+        name: interval for name, interval in found.intervals.items() if name in ("step_seconds", "device_nbytes")
+    }
     costs = ("total_seconds", "days", "device_hours", "money", "kwh", "co2_kg")
     of_a_run = (*costs, "goodput", "interruptions", "checkpoint_every")
     of_step: dict[str, Any] = {"waterfall": bars, "bottleneck": limit, "notes": notes, "intervals": intervals}
@@ -191,7 +193,7 @@ def step_waterfall(run: Run, found: Forecast) -> tuple[Bar, ...]:
         {},
         found.step_seconds,
     )
-    return tuple(each for each in bars if each.cause not in RUN_CAUSES)
+    return tuple(bar for bar in bars if bar.cause not in RUN_CAUSES)
 
 
 def _whole(account: RunAccount, machine: Machine, step: StepTime, around: Conditions) -> RunTime:
@@ -259,7 +261,7 @@ def _times(run: Run, step: StepTime, whole: RunTime, around: Conditions) -> dict
     return {
         **facts,
         "total_seconds": whole.total_seconds,
-        "seconds_by_phase": phases | {named.get(name, name): each for name, each in whole.parts.items()},
+        "seconds_by_phase": phases | {named.get(name, name): part for name, part in whole.parts.items()},
         "days": whole.total_seconds / SECONDS_PER_DAY,
         "device_hours": device_hours,
         "money": None if price is None else price * device_hours,
@@ -293,9 +295,9 @@ def _against_peak(
     tokens = run.recipe.total_steps * run.recipe.tokens_per_step
     napkin = training_flops(account.parameters.active, tokens) / (peak * run.cluster.count)
     bars = waterfall(napkin, whole.steps_seconds, step.causes, whole.parts, whole.total_seconds)
-    if any(each.cause == IDEAL for each in bars):
+    if any(bar.cause == IDEAL for bar in bars):
         counted = "gradients of frozen weights" if run.recipe.lora is not None else "the input embedding"
         begins = "the waterfall begins with the model FLOPs"
         notes.append(f"6 N D counts {counted} as matmuls too, which is more than attention adds: {begins}")
-    assert sum(each.nanoseconds for each in bars) == nanoseconds(whole.total_seconds)
+    assert sum(bar.nanoseconds for bar in bars) == nanoseconds(whole.total_seconds)
     return {**facts, "waterfall": bars, "bottleneck": bottleneck(bars, mfu=facts["mfu"])}

@@ -68,10 +68,10 @@ class Refit(Answer, report="pages.refit"):
 def ratios_of(samples: Sequence[RunSample]) -> dict[str, tuple[float, ...]]:
     """Measured over predicted by kind, of the runs in which the kind takes time on both sides."""
     found: dict[str, list[float]] = {}
-    for each in samples:
-        least = SMALLEST_SHARE * each.seconds
-        for kind, predicted in each.predicted.items():
-            measured = each.measured.get(kind, 0.0)
+    for sample in samples:
+        least = SMALLEST_SHARE * sample.seconds
+        for kind, predicted in sample.predicted.items():
+            measured = sample.measured.get(kind, 0.0)
             if predicted > 0 and measured > 0 and max(predicted, measured) >= least:
                 found.setdefault(kind, []).append(measured / predicted)
     return {kind: tuple(sorted(ratios)) for kind, ratios in sorted(found.items())}
@@ -95,21 +95,21 @@ def factors_of(samples: Sequence[RunSample]) -> dict[str, float]:
 def refit(samples: Sequence[RunSample], *, title: str, date: str, passed_over: Sequence[tuple[str, str]] = ()) -> Refit:
     """The fit to all samples, and the step time of each by the fit to the others."""
     rows = []
-    for at, each in enumerate(samples):
+    for at, sample in enumerate(samples):
         others = factors_of([*samples[:at], *samples[at + 1 :]])
         rows.append(
             RefitRow(
-                name=each.name,
-                measured=each.seconds,
-                before=each.predicted_with({}),
-                after=each.predicted_with(others),
+                name=sample.name,
+                measured=sample.seconds,
+                before=sample.predicted_with({}),
+                after=sample.predicted_with(others),
             )
         )
     fit = Fit(
         date=date,
-        runs=tuple(each.name for each in samples),
-        error_before=median(abs(each.before / each.measured - 1) for each in rows),
-        error_after=median(abs(each.after / each.measured - 1) for each in rows),
+        runs=tuple(sample.name for sample in samples),
+        error_before=median(abs(row.before / row.measured - 1) for row in rows),
+        error_after=median(abs(row.after / row.measured - 1) for row in rows),
         factors=factors_of(samples),
     )
     return Refit(title=title, fit=fit, ratios=ratios_of(samples), rows=tuple(rows), passed_over=tuple(passed_over))

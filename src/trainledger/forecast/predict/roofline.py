@@ -80,7 +80,7 @@ class Roofline:
         self._kernels: dict[tuple[str, str, str], list[KernelTime]] = {}
         self._factors = {} if isinstance(machine, Device) else machine.factors
         if not isinstance(machine, Device):
-            for each in sorted(machine.kernels, key=lambda each: each.nbytes):
+            for each in sorted(machine.kernels, key=lambda kernel: kernel.nbytes):
                 named = each.phase if each.kind in COMPUTE_KINDS else each.operation
                 self._kernels.setdefault((each.kind, each.dtype, named), []).append(each)
 
@@ -148,9 +148,9 @@ class Roofline:
         kinds = ("copy",) if entry.kind in COMPUTE_KINDS else (entry.kind,) if operation else (entry.kind, "copy")
         for kind in kinds:
             for dtype in (entry.dtype, "fp32"):
-                found = self._kernels.get((kind, dtype, operation))
-                if found:
-                    return found
+                kernel_times = self._kernels.get((kind, dtype, operation))
+                if kernel_times:
+                    return kernel_times
         return []
 
 
@@ -222,7 +222,7 @@ def _padded(entry: Entry) -> tuple[Int, ...]:
 def _bound(compute: Real, memory: Real, overhead: Real) -> str:
     """What an operation spends most on; of arrays, what the first elements do."""
     parts = {"compute": compute, "memory": memory, "overhead": overhead}
-    first = {name: float(each.flat[0]) if hasattr(each, "flat") else each for name, each in parts.items()}
+    first = {name: float(part.flat[0]) if hasattr(part, "flat") else part for name, part in parts.items()}
     return max(first, key=lambda each: first[each])
 
 
@@ -232,11 +232,11 @@ def _compute_rate(kernels: Sequence[KernelTime], flops: int, nbytes: int) -> flo
     # FLOPs per byte place an entry among the measured shapes.
     return _rate_near(
         (
-            math.log(flops / each.flops) ** 2
-            + (math.log(flops / max(nbytes, 1)) - math.log(each.flops / each.nbytes)) ** 2,
-            each,
+            math.log(flops / kernel.flops) ** 2
+            + (math.log(flops / max(nbytes, 1)) - math.log(kernel.flops / kernel.nbytes)) ** 2,
+            kernel,
         )
-        for each in kernels
+        for kernel in kernels
     )
 
 
@@ -244,17 +244,17 @@ def _attention_rate(kernels: Sequence[KernelTime], heads: int | None, keys: int,
     """FLOP/s of attention over so many keys with heads so wide, and with so many of them where that counts."""
     return _rate_near(
         (math.log((heads or many) / many) ** 2 + math.log(keys / length) ** 2 + 4 * math.log(width / head) ** 2, each)
-        for each, (many, length, head) in ((each, each.shape) for each in kernels)
+        for each, (many, length, head) in ((kernel, kernel.shape) for kernel in kernels)
     )
 
 
 def _rate_near(measured: Iterable[tuple[float, KernelTime]]) -> float:
     """The geometric mean of the rates of measured kernels, weighted by 1 / distance^2."""
     weights, logs = 0.0, 0.0
-    for apart, each in measured:
+    for apart, kernel_time in measured:
         weight = 1.0 / (apart + 1e-6)
         weights += weight
-        logs += weight * math.log(each.flops_per_second)
+        logs += weight * math.log(kernel_time.flops_per_second)
     return math.exp(logs / weights)
 
 
@@ -296,7 +296,7 @@ def matmul_dtype_of(shares: Iterable[tuple[Ledger, Any]]) -> str:
     split = added(
         (dtype, share * flops)
         for ledger, share in shares
-        for dtype, flops in ledger.filter(lambda each: each.kind in COMPUTE_KINDS).by("dtype").items()
+        for dtype, flops in ledger.filter(lambda entry: entry.kind in COMPUTE_KINDS).by("dtype").items()
     )
     return max(split, key=lambda each: split[each]) if split else ""
 
@@ -332,16 +332,16 @@ class RooflineRow:
 def roofline_table(times: Sequence[EntryTime], machine: Machine) -> tuple[RooflineRow, ...]:
     """The rows of a step's operations (`StepTime.entries`), the longest first; what takes no time is left out."""
     groups: dict[tuple[str, str], list[EntryTime]] = {}
-    for each in times:
-        dtype = each.entry.dtype if each.entry.kind in COMPUTE_KINDS else ""
-        groups.setdefault((each.entry.kind, dtype), []).append(each)
-    total = sum(each.seconds for each in times)
+    for time in times:
+        dtype = time.entry.dtype if time.entry.kind in COMPUTE_KINDS else ""
+        groups.setdefault((time.entry.kind, dtype), []).append(time)
+    total = sum(time.seconds for time in times)
     rows = (
         _row(kind, dtype, group, machine, total)
         for (kind, dtype), group in groups.items()
         if any(each.seconds for each in group)
     )
-    return tuple(sorted(rows, key=lambda each: -each.seconds))
+    return tuple(sorted(rows, key=lambda row: -row.seconds))
 
 
 def ridge_of(machine: Machine | None, dtype: str) -> float | None:

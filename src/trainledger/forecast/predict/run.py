@@ -94,7 +94,7 @@ class Conditions:
 def conditions(run: Run, machine: Machine) -> Conditions:
     """The conditions of a run: what [cluster] says, else what was measured here, else what others published."""
     cluster, recipe = run.cluster, run.recipe
-    known = {each.name: each for each in machine.published} if isinstance(machine, Device) else {}
+    known = {published.name: published for published in machine.published} if isinstance(machine, Device) else {}
     assumed: list[Published] = []
 
     def or_published(name: str, said: float | None = None) -> float | None:
@@ -121,7 +121,9 @@ def conditions(run: Run, machine: Machine) -> Conditions:
     compiling = or_published("compile_seconds") if recipe.compile else None
     notes = []
     if assumed:
-        parts = [f"{_said(each.name, each.value)} [{each.source.partition(',')[0]}]" for each in assumed]
+        parts = [
+            f"{_said(published.name, published.value)} [{published.source.partition(',')[0]}]" for published in assumed
+        ]
         notes += [f"assumed, since the run file does not say: {'; '.join(parts)}; [cluster] has fields to set them"]
     if mtbf is None and isinstance(machine, Device) and cluster.count > 1:
         notes.append(

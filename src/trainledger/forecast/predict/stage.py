@@ -74,9 +74,9 @@ def stages_of(ranks: Sequence[RankAccount], machine: Machine, fabric: Fabric | N
     clock = Clock(ranks[0].plan.whole, machine, fabric)
     found = []
     known: dict[int, StageTime] = {}
-    for number, group in groupby(ranks, key=lambda each: each.stage):
+    for number, group in groupby(ranks, key=lambda rank: rank.stage):
         same = list(group)
-        count = sum(each.count for each in same)
+        count = sum(rank_account.count for rank_account in same)
         first = number if same[0].alike is None else same[0].alike
         if first not in known:
             known[first] = _stage(same[0], count, clock)
@@ -138,11 +138,11 @@ def _chunk(
 
 
 def _seconds(rows: list[Timed], depth: int) -> float:
-    return float(sum(each.seconds * times_of(each.entry, depth) for each in rows))
+    return float(sum(row.seconds * times_of(row.entry, depth) for row in rows))
 
 
 def _launches(rows: list[Timed], depth: int) -> float:
-    return float(sum(each.launch * times_of(each.entry, depth) for each in rows if each.launch))
+    return float(sum(row.launch * times_of(row.entry, depth) for row in rows if row.launch))
 
 
 def with_free_links(stage: StageTime) -> StageTime:
@@ -152,10 +152,10 @@ def with_free_links(stage: StageTime) -> StageTime:
         close=without_links(stage.close), send_seconds=0.0,
         chunks=tuple(
             replace(
-                each, forward=without_links(each.forward), backward=without_links(each.backward),
-                inputs=without_links(each.inputs), alone=(0.0, 0.0),
+                chunk, forward=without_links(chunk.forward), backward=without_links(chunk.backward),
+                inputs=without_links(chunk.inputs), alone=(0.0, 0.0),
             )
-            for each in stage.chunks
+            for chunk in stage.chunks
         ),
     )  # fmt: skip
 
@@ -225,8 +225,8 @@ def _parts_of_one(run: Run, timed: list[Timed]) -> Parts:
 
 
 def _micro_batch(rows: list[Timed], depth: int) -> MicroBatch:
-    backward = [each for each in rows if each.entry.phase in BACKWARD]
-    return MicroBatch([each for each in rows if each.entry.phase not in BACKWARD], backward, depth)
+    backward = [row for row in rows if row.entry.phase in BACKWARD]
+    return MicroBatch([row for row in rows if row.entry.phase not in BACKWARD], backward, depth)
 
 
 def _without_weights(micro_batch: MicroBatch) -> list[Timed]:

@@ -69,7 +69,7 @@ def step_time(ledger: Ledger, machine: Machine, *, tensors: int = 0, blocking: b
     says that the program waits for each kernel (`recipe.launch_blocking`).
     """
     basis, notes = basis_of(machine)
-    if any(each.fused for each in ledger):
+    if any(entry.fused for entry in ledger):
         notes.append("assuming that a compiled block runs everything between two matmuls in one kernel")
     try:
         times = entry_times(ledger, machine, blocking=blocking)
@@ -87,10 +87,10 @@ def step_time(ledger: Ledger, machine: Machine, *, tensors: int = 0, blocking: b
         names = ", ".join(name for name, _ in ledger.uncounted)
         notes.append(f"FLOPs of operations without a rule are not included: {names}")
     return StepTime(
-        seconds=sum(each.seconds for each in times),
-        by_phase=added((each.entry.phase, each.seconds) for each in times),
-        by_kind=added((each.entry.kind, each.seconds) for each in times),
-        by_bound=added((each.bound, each.seconds) for each in times),
+        seconds=sum(time.seconds for time in times),
+        by_phase=added((time.entry.phase, time.seconds) for time in times),
+        by_kind=added((time.entry.kind, time.seconds) for time in times),
+        by_bound=added((time.bound, time.seconds) for time in times),
         basis=basis,
         notes=tuple(notes),
         entries=times,
@@ -129,13 +129,13 @@ def entry_times(ledger: Ledger, machine: Machine, *, blocking: bool = False) -> 
     """The times of what runs on the device itself, in order, and of what goes to its host; raises NoRate."""
     roofline = Roofline(machine, blocking=blocking)
     found = []
-    for each in ledger:
-        if each.kind == "transfer":
-            seconds = host_seconds(each, machine)
+    for entry in ledger:
+        if entry.kind == "transfer":
+            seconds = host_seconds(entry, machine)
             if seconds is not None:
-                found.append(EntryTime(each, seconds * each.times, "transfer"))
-        elif each.kind != "collective" and is_zero(each.payload):
-            found.append(roofline.time(each))
+                found.append(EntryTime(entry, seconds * entry.times, "transfer"))
+        elif entry.kind != "collective" and is_zero(entry.payload):
+            found.append(roofline.time(entry))
     return tuple(found)
 
 
@@ -159,8 +159,8 @@ def waiting(times: Sequence[EntryTime]) -> tuple[EntryTime, ...]:
     The program runs ahead of the device and waits for it once a step, so a step takes the longer of all launches and
     all kernels.
     """
-    launches = sum(each.launch_seconds for each in times)
-    seconds = greater(0.0, launches - sum(each.seconds for each in times))
+    launches = sum(time.launch_seconds for time in times)
+    seconds = greater(0.0, launches - sum(time.seconds for time in times))
     if isinstance(seconds, float | int) and not seconds:
         return ()
     entry = Entry("waiting for the program", "", "other", "unknown", basis="assumed")
@@ -175,14 +175,14 @@ def causes_of(times: Iterable[EntryTime], ideal: Real) -> Seconds:
     dense FLOPs than it loses.
     """
     causes: Seconds = dict.fromkeys(CAUSES, 0.0)
-    for each in times:
-        causes["launch overhead"] += each.overhead_seconds
-        rest = each.seconds - each.overhead_seconds
-        if each.entry.phase == "recompute":
+    for time in times:
+        causes["launch overhead"] += time.overhead_seconds
+        rest = time.seconds - time.overhead_seconds
+        if time.entry.phase == "recompute":
             causes["recomputation"] += rest
-        elif each.entry.kind == "transfer":
+        elif time.entry.kind == "transfer":
             causes["exposed communication"] += rest
-        elif each.entry.kind in COMPUTE_KINDS:
+        elif time.entry.kind in COMPUTE_KINDS:
             causes["kernel efficiency"] += rest
         else:
             causes["memory-bound operations"] += rest
@@ -195,7 +195,7 @@ def _optimizer_call(
     times: tuple[EntryTime, ...], machine: Machine, tensors: int, *, blocking: bool
 ) -> tuple[EntryTime, ...]:
     """What calling the optimizer costs on top of its operations; an accelerator works on unless it is waited for."""
-    if isinstance(machine, Device) or all(each.entry.phase != "optimizer" for each in times):
+    if isinstance(machine, Device) or all(time.entry.phase != "optimizer" for time in times):
         return ()
     seconds = machine.update_seconds + machine.update_tensor_seconds * tensors
     seconds *= factor_of(machine.factors, "optimizer", "update")
@@ -238,29 +238,29 @@ def on_device(ledger: Ledger, device: Device) -> OnDevice:
     Collectives of a rank are named in the notes and not timed: a trace does not say on which nodes ranks are.
     """
     peak = ledger.peak()
-    sent = ledger.filter(lambda each: each.kind == "collective")
-    groups = sorted({(each.group, each.ranks) for each in sent})
+    sent = ledger.filter(lambda entry: entry.kind == "collective")
+    groups = sorted({(entry.group, entry.ranks) for entry in sent})
     memory = device_memory(
         peak.nbytes,
         device,
-        {each.name: each for each in device.overheads},
-        tensors=sum(each.times for each in ledger),
+        {overhead.name: overhead for overhead in device.overheads},
+        tensors=sum(entry.times for entry in ledger),
         groups=[ranks for _, ranks in groups],
     )
-    of_convolution = [each.dtype == "fp32" and "convolution" in each.name for each in ledger]
+    of_convolution = [entry.dtype == "fp32" and "convolution" in entry.name for entry in ledger]
     in_tf32 = any(of_convolution) and device.compute_capability is not None and "tf32" in device.peak_flops_per_second
     if in_tf32:
         kinds = zip(ledger, of_convolution, strict=True)
-        ledger = replace(ledger, entries=tuple(replace(each, dtype="tf32") if has else each for each, has in kinds))
+        ledger = replace(ledger, entries=tuple(replace(entry, dtype="tf32") if has else entry for entry, has in kinds))
     step, dtype = step_time(ledger, device), matmul_dtype(ledger)
-    notes = [each for each in step.notes if "not timed" not in each]
+    notes = [note for note in step.notes if "not timed" not in note]
     if in_tf32:
         notes.append("fp32 convolutions run in TF32, as cuDNN's do unless torch.backends.cudnn.allow_tf32 is False")
     if len(sent):
-        calls, nbytes = sum(each.times for each in sent), sent.total("payload")
+        calls, nbytes = sum(entry.times for entry in sent), sent.total("payload")
         untimed = f"{calls:,} collectives ({format_nbytes(nbytes)} in all) are not timed"
         notes.append(f"{untimed}: a step takes longer by the exposed part of them")
-    if any("convolution" in each.name for each in ledger):
+    if any("convolution" in entry.name for entry in ledger):
         notes.append("assuming that convolutions reach the rates of matmuls: no published run of them was compared")
     seconds, rate, share, run_share = step.seconds, None, None, None
     try:
@@ -271,9 +271,9 @@ def on_device(ledger: Ledger, device: Device) -> OnDevice:
     if seconds and rate is not None:
         share, run_share = mfu(ledger.model_flops, seconds, rate), hfu(ledger.matmul_flops, seconds, rate)
     bars = tuple(
-        Bar(IDEAL if name == "ideal" else name, nanoseconds(float(each)))
-        for name, each in step.causes.items()
-        if abs(each) > _NOTHING * (seconds or 0)  # a scalar that is copied from the host is no communication
+        Bar(IDEAL if name == "ideal" else name, nanoseconds(float(cause)))
+        for name, cause in step.causes.items()
+        if abs(cause) > _NOTHING * (seconds or 0)  # a scalar that is copied from the host is no communication
     )
     limit = bottleneck(bars, mfu=share)
     if memory.fits is False:

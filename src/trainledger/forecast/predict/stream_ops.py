@@ -83,17 +83,17 @@ def _ops(rows: Sequence[Timed], depth: int, buckets: bool) -> Iterator[StreamOp 
 def _in_a_row(rows: Iterable[Timed], buckets: bool) -> Iterator[StreamOp]:
     """The operations of entries outside loops; compute without communication between it is one operation."""
     seconds, path, backward = 0.0, "", False
-    for each in rows:
-        entry = each.entry
+    for row in rows:
+        entry = row.entry
         if entry.kind in PLAIN_WORK and entry.phase not in UPDATE and entry.name != UNPACK:
             now = entry.phase in BACKWARD
             if now != backward and seconds:
                 yield StreamOp("work", seconds, path, backward)
                 seconds = 0.0
             path, backward = (entry.path if not seconds else _shared(path, entry.path)), now
-            seconds += each.seconds
+            seconds += row.seconds
             continue
-        op = _op(each, buckets)
+        op = _op(row, buckets)
         if op is not None:
             if seconds:
                 yield StreamOp("work", seconds, path, backward)
@@ -147,31 +147,31 @@ def _op(timed: Timed, buckets: bool) -> StreamOp | None:
 def without_links(ops: Schedule) -> Schedule:
     """The same schedule where communication takes no time."""
     free: list[StreamOp | Loop] = []
-    for each in ops:
-        if isinstance(each, Loop):
-            free.append(Loop(each.name, each.count, without_links(each.body)))
-        elif each.kind in ("exposed", "after_sync", "gather", "reduce", "sum", "ring", "bucket"):
-            free.append(StreamOp(each.kind, 0.0, each.name, each.backward, each.pieces))
+    for op in ops:
+        if isinstance(op, Loop):
+            free.append(Loop(op.name, op.count, without_links(op.body)))
+        elif op.kind in ("exposed", "after_sync", "gather", "reduce", "sum", "ring", "bucket"):
+            free.append(StreamOp(op.kind, 0.0, op.name, op.backward, op.pieces))
         else:
-            free.append(each)
+            free.append(op)
     return tuple(free)
 
 
 def compute_seconds(ops: Iterable[StreamOp | Loop]) -> float:
     """Busy seconds of the compute stream."""
     total = 0.0
-    for each in ops:
-        if isinstance(each, Loop):
-            total += each.count * compute_seconds(each.body)
-        elif each.kind in ("work", "unpack", "attention", "update"):
-            total += each.seconds
+    for op in ops:
+        if isinstance(op, Loop):
+            total += op.count * compute_seconds(op.body)
+        elif op.kind in ("work", "unpack", "attention", "update"):
+            total += op.seconds
     return total
 
 
 def flat(ops: Iterable[StreamOp | Loop]) -> Iterator[StreamOp]:
     """The operations in order, one round of each loop."""
-    for each in ops:
-        if isinstance(each, Loop):
-            yield from flat(each.body)
+    for op in ops:
+        if isinstance(op, Loop):
+            yield from flat(op.body)
         else:
-            yield each
+            yield op

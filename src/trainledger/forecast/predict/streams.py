@@ -81,14 +81,14 @@ class Streams:
 
     def run(self, ops: Iterable[StreamOp | Loop]) -> None:
         """The ops one after the other."""
-        for each in ops:
-            if isinstance(each, Loop):
+        for op in ops:
+            if isinstance(op, Loop):
                 self._fill_buckets()
-                self._loop(each)
+                self._loop(op)
             else:
-                if each.kind != "bucket":
+                if op.kind != "bucket":
                     self._fill_buckets()
-                self._STEPS[each.kind](self, each)
+                self._STEPS[op.kind](self, op)
 
     def synchronize(self) -> None:
         """Compute waits for all communication."""

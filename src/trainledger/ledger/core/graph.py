@@ -206,10 +206,10 @@ class GatheredAgain:
 
 def as_kept(saved: tuple[Array, ...]) -> Saved:
     """What nodes keep of what they save: the arrays, or what is gathered again instead."""
-    again = [None if each.memory is None else each.memory.again for each in saved]
+    again = [None if array.memory is None else array.memory.again for array in saved]
     if not any(again):
         return saved
-    return tuple(each if how is None else how.saved() for each, how in zip(saved, again, strict=True))
+    return tuple(array if how is None else how.saved() for array, how in zip(saved, again, strict=True))
 
 
 def pop_gradient(gradients: Gradients, index: int) -> Array:
@@ -341,8 +341,8 @@ class ModelLeaves:
     def in_order(self) -> Iterator[tuple[tuple[Leaf, ...], Int]]:
         """Every parameter in torch's order, as runs of a pattern of parameters and how often each comes."""
         yield tuple(self.before.values()), 1
-        for each in self.segments:
-            yield tuple(each.all()), each.count
+        for segment in self.segments:
+            yield tuple(segment.all()), segment.count
         yield tuple(self.after.values()), 1
 
     def trained(self) -> Parameters:

@@ -202,8 +202,8 @@ class Recording:
         event = Event(
             records, name=name, path=self.path, phase=self.phase, kind=kind, flops=flops,
             model_flops=0 if self.phase == "recompute" else model_flops,
-            read=0 if kind == "allocate" else summed(each.nbytes for each in touched),
-            written=0 if kind == "allocate" else summed(each.nbytes for each in (*made, *changes)),
+            read=0 if kind == "allocate" else summed(array.nbytes for array in touched),
+            written=0 if kind == "allocate" else summed(change.nbytes for change in (*made, *changes)),
             dtype=self._rate_of(kind, touched), loop=self.loop_stack, basis=basis,
             source=source or f"ledger.operations.{name}", **more,
         )  # fmt: skip
@@ -287,6 +287,6 @@ class Recording:
         """The recorded step as a ledger; the tape ends with it."""
         for hook in self.hooks:
             hook.finished(self.events)
-        entries = tuple(each.entry() for each in self.events)
+        entries = tuple(event.entry() for event in self.events)
         self.events = []
         return Ledger(entries, resident, parameters, tokens, micro_batches, writer="closed form", notes=notes)

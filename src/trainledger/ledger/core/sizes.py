@@ -19,11 +19,11 @@ Key = TypeVar("Key")
 def summed(amounts: Iterable[Int]) -> Int:
     """The sum of amounts, those that are known to be zero left out: of large arrays each addition takes time."""
     total: Int = 0
-    for each in amounts:
-        if isinstance(each, int):
-            total = total + each if each else total
+    for amount in amounts:
+        if isinstance(amount, int):
+            total = total + amount if amount else total
         else:
-            total = each if isinstance(total, int) and total == 0 else total + each
+            total = amount if isinstance(total, int) and total == 0 else total + amount
     return total
 
 

@@ -69,7 +69,7 @@ class Tape(Recording):
 
         Where no gradient is wanted there is no step, nothing is saved, and its outputs are None.
         """
-        if all(each is None for each in targets):
+        if all(target is None for target in targets):
             return [None] * outputs
         if self._forgetting:
             return [Port() for _ in range(outputs)]
@@ -81,9 +81,9 @@ class Tape(Recording):
         if saved:
             node.packed_by, node.saved = self._pack(saved)
         self._nodes.append(node)
-        for each in targets:
-            if isinstance(each, Leaf):
-                each.uses += 1
+        for target in targets:
+            if isinstance(target, Leaf):
+                target.uses += 1
         return node.ports
 
     def _pack(self, saved: tuple[Array, ...]) -> tuple[Hook | None, Any]:
@@ -133,9 +133,9 @@ class Tape(Recording):
     @staticmethod
     def _count_uses(nodes: list[Node], change: int) -> None:
         for node in nodes:
-            for each in node.targets:
-                if isinstance(each, Leaf):
-                    each.uses += change
+            for target in node.targets:
+                if isinstance(target, Leaf):
+                    target.uses += change
 
     def start(self, value: Array, seed: Array) -> None:
         """Give the gradient that backward starts from."""
@@ -150,7 +150,7 @@ class Tape(Recording):
         before, loop = self.path, self.loop_stack
         while self._nodes:
             node = self._nodes.pop()
-            if all(each.gradient is None for each in node.ports):
+            if all(port.gradient is None for port in node.ports):
                 continue
             self.path, self.loop_stack, self._block = node.path if path is None else path, node.loop, node.block
             self._deliver(node.targets, self._run(node))
@@ -160,11 +160,11 @@ class Tape(Recording):
 
     def _run(self, node: Node) -> Gradients:
         """Gradients for a node's targets; the incoming gradients and what it saved are freed afterwards."""
-        incoming = [each.pop() for each in node.ports]
+        incoming = [port.pop() for port in node.ports]
         hook, kept = node.packed_by, node.pop_saved()
         if hook is not None:
             kept = hook.unpacked(kept)
-        saved = tuple(each.read() if isinstance(each, GatheredAgain) else each for each in kept)
+        saved = tuple(again.read() if isinstance(again, GatheredAgain) else again for again in kept)
         gradients = node.backward(*incoming, *saved)
         if hook is not None and hook.frees_before_sums:
             del saved, kept

@@ -62,9 +62,9 @@ class Frame(Hook):
         """In the first run, keep an operation's output where that is asked for."""
         name = event.facts["name"]
         if not self.collecting and self._keeps(name):
-            self._kept.setdefault(name, []).append([each.view() for each in made])
+            self._kept.setdefault(name, []).append([array.view() for array in made])
             for one in self._blocks:
-                one.recalled.update(id(each.memory.record) for each in made if each.memory is not None)
+                one.recalled.update(id(array.memory.record) for array in made if array.memory is not None)
 
     def entering_block(self, run: BlockRun) -> BlockRun:
         """In the second run, the blocks of the first one after the other."""
@@ -104,7 +104,7 @@ class Offload(Hook):
 
     def __init__(self, tape: Tape, shared: Iterable[Array]) -> None:
         self.tape = tape
-        self._shared = {id(each.memory) for each in shared}
+        self._shared = {id(array.memory) for array in shared}
 
     def saved(self, arrays: tuple[Array, ...]) -> Saved:
         """Copies in host memory, made one after the other."""

@@ -101,21 +101,21 @@ class Lifetimes(Hook):
         if adds_up or event.facts["kind"] == "allocate" or name in ("send", "recv"):
             block = None  # a ring has its buffers even if the code around it is compiled
         self._outside.update(
-            id(each) for each in operation.reads if self._maker.get(id(each)) is not block or not block
+            id(read) for read in operation.reads if self._maker.get(id(read)) is not block or not block
         )
         if block is not None:
-            self._maker.update((id(each), block) for each in operation.made)
+            self._maker.update((id(storage), block) for storage in operation.made)
             {"forward": block.forward, "recompute": block.again}.get(phase, block.backward).append(operation)
 
     def finished(self, events: list[Event]) -> None:
         """Set the lifetimes of the blocks' memory."""
-        blocks = [each for each in self._blocks.values() if each.forward and each.backward]
-        results = {each.forward[-1].event.facts["loop"]: each.forward[-1].made[0] for each in blocks}
-        for each in blocks:
-            each.prepare(results[each.forward[-1].event.facts["loop"]], self._outside, events)
+        blocks = [block for block in self._blocks.values() if block.forward and block.backward]
+        results = {block.forward[-1].event.facts["loop"]: block.forward[-1].made[0] for block in blocks}
+        for block in blocks:
+            block.prepare(results[block.forward[-1].event.facts["loop"]], self._outside, events)
         lives = Lives(events)
-        for each in blocks:
-            each.settle(lives)
+        for block in blocks:
+            block.settle(lives)
         lives.write()
 
 
@@ -173,22 +173,22 @@ class _Run:
     ) -> None:
         self.operations = operations
         self.held = set(held)
-        for each in operations:
-            if not each.fused:
-                self.held.update(id(storage) for storage in (*each.made, *each.reads))
+        for operation in operations:
+            if not operation.fused:
+                self.held.update(id(storage) for storage in (*operation.made, *operation.reads))
         self.last: dict[int, Operation] = {}
         self._read: dict[int, list[Storage]] = {}
         values = Values(operations)
-        for each in operations:
-            if not each.fused or any(id(made) in self.held for made in each.made):
-                inputs = chain.from_iterable(values.sources(read, self.held) for read in each.reads)
-                self._read[id(each)] = list(chain.from_iterable(map(sources, inputs)))
-                self.last.update((id(one), each) for one in self._read[id(each)])
+        for operation in operations:
+            if not operation.fused or any(id(made) in self.held for made in operation.made):
+                inputs = chain.from_iterable(values.sources(read, self.held) for read in operation.reads)
+                self._read[id(operation)] = list(chain.from_iterable(map(sources, inputs)))
+                self.last.update((id(one), operation) for one in self._read[id(operation)])
 
     def read_last(self, operation: Operation) -> list[Storage]:
         """The pieces of memory that this operation is the last to read."""
-        read = {id(each): each for each in self._read.get(id(operation), ())}
-        return [each for key, each in read.items() if self.last[key] is operation]
+        read = {id(storage): storage for storage in self._read.get(id(operation), ())}
+        return [storage for key, storage in read.items() if self.last[key] is operation]
 
 
 class Block:
@@ -215,7 +215,10 @@ class Block:
         self.result = result
         every = [*self.forward, *self.again, *self.backward]
         self.leaving = {
-            id(each) for one in every for each in one.made if id(each) in outside or each.category == "gradients"
+            id(storage)
+            for one in every
+            for storage in one.made
+            if id(storage) in outside or storage.category == "gradients"
         }
         if self.inside:
             self.again, self.backward = [], on_demand(self.again, self.backward)
@@ -224,21 +227,21 @@ class Block:
             once(each, duplicates) for each in (self.forward, self.again, self.backward)
         )
         self.run = [*self.forward, *self.again, *self.backward]
-        run = {id(each) for each in self.run}
-        unneeded = [each for each in every if id(each) not in run]
-        self.never = [each for one in unneeded for each in one.made]
+        run = {id(operation) for operation in self.run}
+        unneeded = [operation for operation in every if id(operation) not in run]
+        self.never = [storage for one in unneeded for storage in one.made]
         if self.inside:
-            held = self.leaving | {id(each) for one in self.backward for each in one.small}
+            held = self.leaving | {id(storage) for one in self.backward for storage in one.small}
             self.schedule = Schedule(self.backward, _Run(self.backward, held).held, self.leaving)
             self.schedule.write(
-                [each for each in unneeded if each.event.facts["phase"] != "forward"], self.sums, events
+                [operation for operation in unneeded if operation.event.facts["phase"] != "forward"], self.sums, events
             )
 
     def settle(self, lives: Lives) -> None:
         """Set when each piece of memory is live."""
         self.lives = lives
-        for each in self.never:
-            lives.change(each, None, None)
+        for storage in self.never:
+            lives.change(storage, None, None)
         if self.schedule is not None:
             self._settle_inside(self.schedule)
             return
@@ -262,10 +265,12 @@ class Block:
     def _settle_inside(self, schedule: Schedule) -> None:
         """Checkpointed inside: kept is what the policy says of all that backward, or what it makes again, reads."""
         last = {key: each.operations[-1] for key, each in schedule.last.items()}
-        until = {id(each): last[id(each)].at for one in self.forward for each in one.made if id(each) in last}
+        until = {
+            id(storage): last[id(storage)].at for one in self.forward for storage in one.made if id(storage) in last
+        }
         # What ranks send each other counts as needed until backward is put in order, and what it reads stays an input.
         values = Values(self.forward)
-        sent = [each for one in self.forward if one.kind == "collective" for each in one.reads]
+        sent = [read for one in self.forward if one.kind == "collective" for read in one.reads]
         for key in (id(source) for one in sent for source in values.sources(one, self.recalled)):
             if key in self.recalled:
                 until.setdefault(key, schedule.ends)
@@ -274,14 +279,14 @@ class Block:
         before: int | None = None
         for kernel in schedule.kernels:
             begins, ends = kernel.operations[0].at, kernel.operations[-1].at
-            for each in (made for one in kernel.operations for made in one.made if id(made) not in self.leaving):
-                each.kept = False
-                if each.category == "activations":
-                    each.category = "scratch"
-                if id(each) not in kernel.writes:
-                    self.lives.change(each, None, None)
+            for storage in (made for one in kernel.operations for made in one.made if id(made) not in self.leaving):
+                storage.kept = False
+                if storage.category == "activations":
+                    storage.category = "scratch"
+                if id(storage) not in kernel.writes:
+                    self.lives.change(storage, None, None)
                 else:
-                    self.lives.change(each, begins, last[id(each)].at if id(each) in last else ends)
+                    self.lives.change(storage, begins, last[id(storage)].at if id(storage) in last else ends)
             if before is not None:
                 self._take_places(kernel, schedule, before)
             before = ends
@@ -290,9 +295,13 @@ class Block:
 
     def _settle_states(self, schedule: Schedule) -> None:
         """Random operations draw the same numbers again: they keep their seed, on CPUs attention as well."""
-        again = [one for each in schedule.kernels for one in each.operations if one.event.facts["phase"] == "recompute"]
+        again = [
+            one for kernel in schedule.kernels for one in kernel.operations if one.event.facts["phase"] == "recompute"
+        ]
         for name, nbytes in STATES.items():
-            first, second = ([each for each in run if each.name == name] for run in (self.forward, again))
+            first, second = (
+                [operation for operation in run if operation.name == name] for run in (self.forward, again)
+            )
             for one, two in zip(first, second, strict=False):
                 state = Storage(nbytes, "forward", "activations", one.event.facts["loop"])
                 state.kept = True
@@ -318,28 +327,28 @@ class Block:
         """Pieces of memory are live from the operation that makes them to ``until``, or to the last that reads them."""
         # A fused kernel's output reuses the memory of an equally large tensor of this block that it reads last.
         for operation in run.operations:
-            for each in operation.made:
-                if id(each) in self.leaving:
+            for storage in operation.made:
+                if id(storage) in self.leaving:
                     continue
-                each.kept = keeps and id(each) in until
-                if each.category in ("activations", "scratch"):
-                    each.category = "activations" if id(each) in until else "scratch"
-                if id(each) in run.held:
-                    last = run.last.get(id(each), operation).at
-                    self.lives.change(each, operation.at, until.get(id(each), last))
+                storage.kept = keeps and id(storage) in until
+                if storage.category in ("activations", "scratch"):
+                    storage.category = "activations" if id(storage) in until else "scratch"
+                if id(storage) in run.held:
+                    last = run.last.get(id(storage), operation).at
+                    self.lives.change(storage, operation.at, until.get(id(storage), last))
                 else:
-                    self.lives.change(each, None, None)
+                    self.lives.change(storage, None, None)
         for before, operation in pairwise(run.operations):
-            free = [each for each in run.read_last(operation) if self.lives.ends(each, operation.at)]
+            free = [storage for storage in run.read_last(operation) if self.lives.ends(storage, operation.at)]
             for made in operation.made if operation.fused else ():
-                place = next((each for each in free if same(each.nbytes, made.nbytes)), None)
+                place = next((storage for storage in free if same(storage.nbytes, made.nbytes)), None)
                 if id(made) in run.held and place is not None and self.lives.end_sooner(place, before.at):
                     free.remove(place)
 
     def _settle_masks(self, model: Sequence[Operation], kept: set[int]) -> None:
         """A ReLU whose result a matmul reads in backward also keeps its derivative, a byte for each element."""
         # What is kept is a view of the result, by which the partitioner does not know the result itself.
-        made = {id(each.made[0]): each for each in model if each.name == "relu"}
+        made = {id(operation.made[0]): operation for operation in model if operation.name == "relu"}
         for back in self.backward:
             relu = next((made[id(read)] for read in back.reads if id(read) in made), None)
             if back.name != "threshold_backward" or relu is None or id(relu.made[0]) not in kept:
@@ -351,8 +360,8 @@ class Block:
 
     def _settle_inputs(self, forward: dict[int, Operation], back: dict[int, Operation]) -> None:
         """What comes from outside and has died in the block dies when it is read last, in backward if it is kept."""
-        own = {id(made) for each in self.run for made in each.made}
-        given = {id(each): each for operation in self.run for each in operation.reads}
+        own = {id(made) for operation in self.run for made in operation.made}
+        given = {id(read): read for operation in self.run for read in operation.reads}
         spans = [(run[0].at, run[-1].at) for run in (self.forward, self.again, self.backward) if run]
         for key, storage in given.items():
             died = self.lives.died.get(key)
@@ -375,6 +384,6 @@ class Block:
             given.kept = id(given) in counted
         else:
             given.kept = kept or id(given) in counted
-        for each in (given, self.result):
-            if kept and each.category == "scratch":
-                each.category = "activations"
+        for storage in (given, self.result):
+            if kept and storage.category == "scratch":
+                storage.category = "activations"

@@ -35,9 +35,9 @@ class Operation:
         self.at = event.at
         self.name, self.kind = event.facts["name"], event.facts["kind"]
         self.fused = self.kind in FUSED
-        self.reads = [each.memory.record for each in touched if each.memory is not None]
+        self.reads = [array.memory.record for array in touched if array.memory is not None]
         self.made = list(event.allocated)
-        self.elements = [each.elements for each in touched]
+        self.elements = [array.elements for array in touched]
 
     @property
     def has_statistics(self) -> bool:
@@ -59,15 +59,15 @@ def once(operations: Sequence[Operation], same: dict[int, Storage]) -> list[Oper
     """
     seen: dict[tuple[int, ...], Operation] = {}
     left = []
-    for each in operations:
-        each.reads = [same.get(id(read), read) for read in each.reads]
-        first = each
-        if each.name == "_to_copy" and each.reads:
-            first = seen.setdefault(tuple(map(id, each.reads)), each)
-        if first is each:
-            left.append(each)
+    for operation in operations:
+        operation.reads = [same.get(id(read), read) for read in operation.reads]
+        first = operation
+        if operation.name == "_to_copy" and operation.reads:
+            first = seen.setdefault(tuple(map(id, operation.reads)), operation)
+        if first is operation:
+            left.append(operation)
         else:
-            same[id(each.made[0])] = first.made[0]
+            same[id(operation.made[0])] = first.made[0]
     return left
 
 
@@ -82,9 +82,9 @@ class Values:
         self.storages: dict[int, Storage] = {}
         for order, operation in enumerate(forward):
             self.order[id(operation)] = order
-            for each in operation.reads:
-                self.storages[id(each)] = each
-                self.users.setdefault(id(each), []).append(operation)
+            for read in operation.reads:
+                self.storages[id(read)] = read
+                self.users.setdefault(id(read), []).append(operation)
             for made in operation.made:
                 self.storages[id(made)] = made
                 self.maker[id(made)] = operation
@@ -101,17 +101,17 @@ class Values:
         """The pieces of memory that are kept for a backward, those from outside included."""
         needed: dict[int, bool] = {}  # whether backward reads it outside of a fused kernel
         for operation in backward:
-            for each in operation.reads:
-                if id(each) in self.storages:
-                    needed[id(each)] = needed.get(id(each), False) or not operation.fused
-        fixed = {each for each in self.storages if each not in self.maker or self._is_fixed(each)}
+            for read in operation.reads:
+                if id(read) in self.storages:
+                    needed[id(read)] = needed.get(id(read), False) or not operation.fused
+        fixed = {storage for storage in self.storages if storage not in self.maker or self._is_fixed(storage)}
         # "If a node must be materialized in the backwards pass, then recomputing it is never free"
         # (ban_if_materialized_backward).
         fixed |= {each for each, whole in needed.items() if whole}
         # ban_if_used_far_apart: recomputed, such a value would tie kernels together that lie on two sides of a matmul.
         fixed |= self._far_apart()
         distances = self._distances(needed)
-        costs = {each: self._cost(each, needed, distances) for each in self.storages}
+        costs = {storage: self._cost(storage, needed, distances) for storage in self.storages}
         edges = [(id(one), each) for each, inputs in self.inputs.items() for one in inputs]
         return values_to_keep(costs, edges, fixed, needed)
 
@@ -123,7 +123,7 @@ class Values:
         beside = operation.has_statistics and self.storages[value] is not operation.made[0]
         if not beside and operation.kind != "reduction":
             return False
-        read = sum(typical(each.nbytes) for each in operation.reads)
+        read = sum(typical(storage.nbytes) for storage in operation.reads)
         # "If the output of an op is 4x smaller (arbitrary choice), then we don't allow recomputation" (partitioners.py,
         # ban_if_reduction): saved statistics are small, and normalizations are not run again.
         return operation.kind == "random" or 4 * typical(self.storages[value].nbytes) < read
@@ -134,11 +134,11 @@ class Values:
         for value, users in self.users.items():
             if value not in self.maker or not self.maker[value].fused:
                 continue
-            last = max(self.order[id(each)] for each in users)
+            last = max(self.order[id(user)] for user in users)
             first = self._first_matmul(users, last)
-            for each in users:
-                if each.fused and self.order[id(each)] > first:
-                    found.update(id(made) for made in each.made)
+            for user in users:
+                if user.fused and self.order[id(user)] > first:
+                    found.update(id(made) for made in user.made)
         return found
 
     def _first_matmul(self, users: Iterable[Operation], last: int) -> int:
@@ -159,8 +159,8 @@ class Values:
         distances = dict.fromkeys(needed, 1)
         for value in reversed(list(self.inputs)):
             if value in distances:
-                for each in self.inputs[value]:
-                    distances[id(each)] = min(distances.get(id(each), 100), distances[value] + 1)
+                for storage in self.inputs[value]:
+                    distances[id(storage)] = min(distances.get(id(storage), 100), distances[value] + 1)
         return distances
 
     def _cost(self, value: int, needed: dict[int, bool], distances: dict[int, int]) -> float:
@@ -169,7 +169,7 @@ class Values:
         nbytes = typical(self.storages[value].nbytes) * NEARER ** min(distances.get(value, 100), 100)
         maker = self.maker.get(value)
         fused = maker is not None and maker.fused and not needed.get(value, False)
-        return nbytes * (2 if fused and all(each.fused for each in self.users.get(value, ())) else 1)
+        return nbytes * (2 if fused and all(operation.fused for operation in self.users.get(value, ())) else 1)
 
     def sources(self, value: Storage, held: set[int]) -> Iterator[Storage]:
         """What is in memory and what a value is computed of: itself, where it is."""
@@ -190,7 +190,9 @@ def typical(nbytes: Int) -> float:
     if isinstance(nbytes, int | float):
         return float(nbytes)
     if hasattr(nbytes, "free_symbols"):
-        return float(nbytes.xreplace({each: _USUAL.get(str(each), 64) for each in nbytes.free_symbols}))
+        return float(
+            nbytes.xreplace({free_symbol: _USUAL.get(str(free_symbol), 64) for free_symbol in nbytes.free_symbols})
+        )
     return float(nbytes.mean())
 
 

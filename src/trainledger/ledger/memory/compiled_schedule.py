@@ -29,13 +29,13 @@ def on_demand(again: Sequence[Operation], backward: Sequence[Operation]) -> list
     The rest of the second run is not needed.
     """
     makers: dict[int, list[Operation]] = {}
-    for each in again:
-        for made in each.made or each.reads[:1]:  # what it writes over, where it makes nothing
-            makers.setdefault(id(made), []).append(each)
+    for operation in again:
+        for made in operation.made or operation.reads[:1]:  # what it writes over, where it makes nothing
+            makers.setdefault(id(made), []).append(operation)
     order: list[Operation] = []
     placed: set[int] = set()
-    for each in backward:
-        waiting, needed = [each], []
+    for operation in backward:
+        waiting, needed = [operation], []
         while waiting:
             for read in waiting.pop().reads:
                 for maker in makers.get(id(read), ()):
@@ -43,7 +43,7 @@ def on_demand(again: Sequence[Operation], backward: Sequence[Operation]) -> list
                         placed.add(id(maker))
                         needed.append(maker)
                         waiting.append(maker)
-        order += [*sorted(needed, key=lambda one: one.at), each]
+        order += [*sorted(needed, key=lambda one: one.at), operation]
     return order
 
 
@@ -58,26 +58,26 @@ class Kernel:
         own = operations[-1]
         self.fused = own.fused
         self.elements = max(map(typical, own.elements), default=0.0)
-        self.reads = {id(each): (each, [own]) for each in reads}
-        self.writes = {id(each): (each, own) for each in writes}
+        self.reads = {id(read): (read, [own]) for read in reads}
+        self.writes = {id(write): (write, own) for write in writes}
         self.order = 0
         self.merged: Kernel | None = None
 
     def touched(self) -> dict[int, Storage]:
-        return {key: each for known in (self.reads, self.writes) for key, (each, _) in known.items()}
+        return {key: storage for known in (self.reads, self.writes) for key, (storage, _) in known.items()}
 
     def shared_nbytes(self, other: Kernel) -> float:
         """Bytes that both read or write."""
         theirs = other.touched()
-        return sum(typical(each.nbytes) for key, each in self.touched().items() if key in theirs)
+        return sum(typical(storage.nbytes) for key, storage in self.touched().items() if key in theirs)
 
     def take(self, other: Kernel) -> None:
         """The other's operations run with these."""
-        first, second = sorted((self, other), key=lambda each: each.order)
+        first, second = sorted((self, other), key=lambda kernel: kernel.order)
         self.operations = [*first.operations, *second.operations]
         self.order = first.order
-        for key, (each, readers) in other.reads.items():
-            self.reads.setdefault(key, (each, []))[1].extend(readers)
+        for key, (storage, readers) in other.reads.items():
+            self.reads.setdefault(key, (storage, []))[1].extend(readers)
         self.writes |= other.writes
         other.merged = self
 
@@ -96,30 +96,32 @@ class Schedule:
 
     def __init__(self, operations: Sequence[Operation], held: set[int], leaving: set[int]) -> None:
         kernels = list(_kernels(operations, held))
-        for order, each in enumerate(kernels):
-            each.order = order
-        self._maker = {key: each for each in kernels for key in each.writes}
+        for order, kernel in enumerate(kernels):
+            kernel.order = order
+        self._maker = {key: kernel for kernel in kernels for key in kernel.writes}
         self._fuse(kernels)
-        self.kernels = self._in_turn([each for each in kernels if each.merged is None])
-        self.last = {key: each for each in self.kernels for key in each.reads}
-        for each in self.kernels:  # what only its own kernel reads needs no memory
-            if each.fused:
-                inside = [key for key in each.writes if key not in leaving and self.last.get(key) is each]
+        self.kernels = self._in_turn([kernel for kernel in kernels if kernel.merged is None])
+        self.last = {key: kernel for kernel in self.kernels for key in kernel.reads}
+        for kernel in self.kernels:  # what only its own kernel reads needs no memory
+            if kernel.fused:
+                inside = [key for key in kernel.writes if key not in leaving and self.last.get(key) is kernel]
                 for key in inside:
-                    del each.writes[key]
+                    del kernel.writes[key]
 
     def _waits_for(self, kernel: Kernel) -> list[Kernel]:
-        found = {id(maker): maker for key in kernel.reads if key in self._maker for maker in [self._maker[key].whole()]}
-        return sorted((each for each in found.values() if each is not kernel), key=lambda each: each.order)
+        kernels = {
+            id(maker): maker for key in kernel.reads if key in self._maker for maker in [self._maker[key].whole()]
+        }
+        return sorted((each for each in kernels.values() if each is not kernel), key=lambda each: each.order)
 
     def _fuse(self, kernels: Sequence[Kernel]) -> None:
         joined = True
         while joined:
             joined = False
-            now = [each for each in kernels if each.fused and each.merged is None]
+            now = [kernel for kernel in kernels if kernel.fused and kernel.merged is None]
             alike = [(a, b) for a, b in combinations(now, 2) if a.elements == b.elements]
             pairs = [(a.shared_nbytes(b), a.order - b.order, a, b) for a, b in alike]
-            for nbytes, _, a, b in sorted(pairs, key=lambda each: each[:2], reverse=True):
+            for nbytes, _, a, b in sorted(pairs, key=lambda pair: pair[:2], reverse=True):
                 one, other = a.whole(), b.whole()
                 if nbytes and one is not other and not (self._between(one, other) or self._between(other, one)):
                     one.take(other)
@@ -127,21 +129,21 @@ class Schedule:
 
     def _between(self, kernel: Kernel, other: Kernel) -> bool:
         """Whether a kernel waits for something that waits for the other one."""
-        waiting = [each for each in self._waits_for(kernel) if each is not other]
+        waiting = [wait for wait in self._waits_for(kernel) if wait is not other]
         seen = {id(each) for each in waiting}
         while waiting:
-            for each in self._waits_for(waiting.pop()):
-                if each is other:
+            for wait in self._waits_for(waiting.pop()):
+                if wait is other:
                     return True
-                if id(each) not in seen:
-                    seen.add(id(each))
-                    waiting.append(each)
+                if id(wait) not in seen:
+                    seen.add(id(wait))
+                    waiting.append(wait)
         return False
 
     def _in_turn(self, kernels: Sequence[Kernel]) -> list[Kernel]:
         """The kernels in their order, each after those that it waits for."""
         order: dict[int, Kernel] = {}
-        for each in sorted(kernels, key=lambda each: each.order):
+        for each in sorted(kernels, key=lambda kernel: kernel.order):
             waiting = [each]
             while waiting:
                 before = [one for one in self._waits_for(waiting[-1]) if id(one) not in order]
@@ -161,8 +163,8 @@ class Schedule:
 
         Those of unused operations come first, those of what reads the graph's results ``after`` it last.
         """
-        order = [*unneeded, *(one for each in self.kernels for one in each.operations), *after]
-        for at, each in zip(sorted(each.at for each in order), order, strict=True):
+        order = [*unneeded, *(one for kernel in self.kernels for one in kernel.operations), *after]
+        for at, each in zip(sorted(operation.at for operation in order), order, strict=True):
             events[at], each.at = each.event, at
 
 
@@ -170,14 +172,14 @@ def _kernels(operations: Sequence[Operation], held: set[int]) -> Iterator[Kernel
     """A kernel for each operation with a result that has memory; what others make is computed where it is read."""
     values = Values(operations)
     inlined: list[Operation] = []
-    for each in operations:
-        writes = [made for made in each.made if id(made) in held]
-        if each.fused and not writes and each is not operations[-1]:
-            inlined.append(each)
+    for operation in operations:
+        writes = [made for made in operation.made if id(made) in held]
+        if operation.fused and not writes and operation is not operations[-1]:
+            inlined.append(operation)
             continue
-        reads = {id(source): source for read in each.reads for source in values.sources(read, held)}
-        own, inlined = (inlined, []) if each.fused else ([], inlined)
-        yield Kernel([*own, each], list(reads.values()), writes)
+        reads = {id(source): source for read in operation.reads for source in values.sources(read, held)}
+        own, inlined = (inlined, []) if operation.fused else ([], inlined)
+        yield Kernel([*own, operation], list(reads.values()), writes)
 
 
 JOINED = ("elementwise", "norm", "softmax", "copy", "random")
@@ -197,8 +199,8 @@ class _Kernel:
     def take(self, other: _Kernel) -> None:
         if other is not self:
             self.operations += other.operations
-            for each in other.operations:
-                each.kernel = self
+            for operation in other.operations:
+                operation.kernel = self
 
 
 class _Operation:
@@ -242,9 +244,9 @@ class Kernels(Hook):
         if inside and not accumulates and (facts["kind"] in JOINED or facts["name"] in ROW_WISE):
             self._join(_Operation(event), touched, changes)
             return
-        for each in touched:
-            if each.memory is not None:
-                self._leaves(each.memory.record, closing=not accumulates)
+        for array in touched:
+            if array.memory is not None:
+                self._leaves(array.memory.record, closing=not accumulates)
 
     def _join(self, operation: _Operation, touched: Sequence[Array], changes: Sequence[Array]) -> None:
         """Join the open kernels that made what the operation reads, or that have read it as well."""
@@ -262,12 +264,12 @@ class Kernels(Hook):
                 self._leaves(record, closing=False)
                 self._reader[id(record)] = operation
             operation.read.append((record, array.nbytes))
-        self._maker.update((id(each), operation) for each in operation.event.allocated)
-        for each in changes:
-            if each.memory is None:
-                operation.written[id(each)] = each.nbytes
+        self._maker.update((id(storage), operation) for storage in operation.event.allocated)
+        for change in changes:
+            if change.memory is None:
+                operation.written[id(change)] = change.nbytes
             else:
-                self._maker[id(each.memory.record)] = operation
+                self._maker[id(change.memory.record)] = operation
         self._open.append(operation.kernel)
         self._operations.append(operation)
 
@@ -283,12 +285,12 @@ class Kernels(Hook):
         """Say in the events what their operations cost."""
         seen: dict[tuple[int, int], Int] = {}  # by kernel and piece of memory
         begun: set[int] = set()
-        for each in self._operations:
-            kernel = id(each.kernel)
-            gradients = [storage for storage in each.event.allocated if storage.category == "gradients"]
-            each.written.update((id(storage), storage.nbytes) for storage in gradients)
+        for operation in self._operations:
+            kernel = id(operation.kernel)
+            gradients = [storage for storage in operation.event.allocated if storage.category == "gradients"]
+            operation.written.update((id(storage), storage.nbytes) for storage in gradients)
             read: Int = 0
-            for record, nbytes in each.read:
+            for record, nbytes in operation.read:
                 more = nbytes
                 if record is not None:  # another part of it, or the same again
                     before = seen.get((kernel, id(record)), 0)
@@ -296,5 +298,5 @@ class Kernels(Hook):
                         more = smaller(record.nbytes - before, nbytes)
                     seen[kernel, id(record)] = before + more
                 read = read + more
-            each.event.facts["fused"] = (read, sum(each.written.values()), int(kernel not in begun))
+            operation.event.facts["fused"] = (read, sum(operation.written.values()), int(kernel not in begun))
             begun.add(kernel)

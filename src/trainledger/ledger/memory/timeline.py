@@ -62,7 +62,7 @@ def _add(live: Live, amounts: Amounts, sign: int = 1) -> None:
 
 def timeline(ledger: Recorded) -> tuple[Moment, ...]:
     """The moments of a step in order; of each loop, the first and the last iteration."""
-    return tuple(_moment(*each) for each in _moments(ledger))
+    return tuple(_moment(*moment) for moment in _moments(ledger))
 
 
 # A moment before it is one: entry, index, iteration, what is live but for the entry's scratch, whether it happens. The
@@ -78,9 +78,9 @@ def _moment(entry: Entry, index: int, iteration: tuple[Int, ...], live: Live, ha
     during = dict(live)
     if not isinstance(entry.scratch, int) or entry.scratch:
         _add(during, (("scratch", entry.scratch),))
-    found = object.__new__(Moment)  # a step has thousands, and the shared ``__init__`` takes most of their time
-    vars(found).update(entry=entry, index=index, iteration=iteration, live=during, happens=happens)
-    return found
+    moment = object.__new__(Moment)  # a step has thousands, and the shared ``__init__`` takes most of their time
+    vars(moment).update(entry=entry, index=index, iteration=iteration, live=during, happens=happens)
+    return moment
 
 
 def _walk(
@@ -177,7 +177,7 @@ def peak(ledger: Recorded) -> Peak:
 
 def peak_host_nbytes(ledger: Recorded) -> int:
     """The most bytes in host memory at once, of what was moved there from the device; integers only."""
-    return max((each.live.get(HOST, 0) for each in timeline(ledger)), default=0)
+    return max((moment.live.get(HOST, 0) for moment in timeline(ledger)), default=0)
 
 
 def highest_by_category(ledger: Recorded) -> Live:

@@ -45,7 +45,7 @@ class KVCache:
 
     def token_nbytes(self) -> Int:
         """Bytes that one more token takes while every layer still keeps all tokens."""
-        return sum(each.layers * self._one(each) for each in self.kinds)
+        return sum(kind.layers * self._one(kind) for kind in self.kinds)
 
     def nbytes(self, batch: Int, context: Int) -> Int:
         """Bytes of ``batch`` sequences of ``context`` tokens; a layer with a window keeps no more than that.
@@ -54,7 +54,7 @@ class KVCache:
         >>> kv_cache(model("llama-2-7b"), "bf16").nbytes(1, 1), kv_cache(model("deepseek-v3"), "bf16").nbytes(1, 1)
         (524288, 70272)
         """
-        return sum(batch * each.places(context) * each.layers * self._one(each) for each in self.kinds)
+        return sum(batch * kind.places(context) * kind.layers * self._one(kind) for kind in self.kinds)
 
     def _one(self, kind: LayersCache) -> Int:
         format = CACHE_FORMATS[self.format]
@@ -82,13 +82,13 @@ def remember(tape: Tape, sizes: Sizes, window: int | None, heads: Heads, new: Se
     """Write new tokens; what attention reads: these themselves in a prefill, all that the layer still sees later."""
     assert sizes.cache is not None
     kept = sizes.B * rules.keys_seen(sizes.T, window)
-    for (count, width), each in zip(heads, new, strict=True):
-        part = each.view(kept * count * width)
-        tape.emit("copy_", "copy", reads=[part], changes=[_stored(sizes, kept, count, width, each.dtype)])
+    for (count, width), array in zip(heads, new, strict=True):
+        part = array.view(kept * count * width)
+        tape.emit("copy_", "copy", reads=[part], changes=[_stored(sizes, kept, count, width, array.dtype)])
     if sizes.cached_tokens is None:
         return list(new)
     seen = sizes.B * rules.keys_seen(sizes.cached_tokens, window)
-    return [_stored(sizes, seen, *shape, each.dtype) for shape, each in zip(heads, new, strict=True)]
+    return [_stored(sizes, seen, *shape, array.dtype) for shape, array in zip(heads, new, strict=True)]
 
 
 def _stored(sizes: Sizes, tokens: Int, count: Int, width: Int, dtype: str) -> Array:

@@ -137,7 +137,7 @@ def _core(
     # Megatron-LM has tokens before sequences, and FlashAttention sequences first: they are copied on the way.
     turned = sizes.of_megatron and kernel == "flash_attention" and not is_one(B)
     if turned:
-        q, k, v = (op.contiguous(tape, each, forward=True, backward=True) for each in (q, k, v))
+        q, k, v = (op.contiguous(tape, array, forward=True, backward=True) for array in (q, k, v))
     y = fused_attention(tape, q, k, v, (B, H, T, keys, K, W), kernel=kernel, given=given, learned=sinks)
     if turned:
         del q, k, v
@@ -266,14 +266,14 @@ def fused_attention(
                 f"{name}_backward",
                 "attention",
                 reads=[g, q, k, v, y, *rest, *sinks],
-                makes=[(each.elements, each.dtype) for each in (q, k, v, *sinks)],
+                makes=[(sink.elements, sink.dtype) for sink in (q, k, v, *sinks)],
                 flops=rules.attention_backward_flops(*sizes),
                 model_flops=rules.attention_backward_model_flops(*sizes),
                 shape=shape,
             )
         )
 
-    targets = [q.node, k.node, v.node, *(each.node for each in sinks)]
+    targets = [q.node, k.node, v.node, *(sink.node for sink in sinks)]
     y.node = tape.node(targets, (q, k, v, y.view(), *beside, *given), backward)
     return y
 
@@ -294,24 +294,24 @@ def masks(tape: Tape, sizes: Sizes, windows: Iterable[int | None], ids: Array | 
         return dict.fromkeys(windows)
     always = written_out_here(sizes) or sizes.spec.positions.kind == "alibi" or sizes.documents
     made: Masks = {}
-    found: Masks = {}
+    arrays: Masks = {}
     with tape.at("masks"):
         others = _of_other_documents(tape, sizes, ids) if sizes.documents else None
         for window in windows:
             narrow = None if window is None or hides_nothing(window, sizes.T) else window
             if narrow not in made:
                 made[narrow] = _mask(tape, sizes, narrow, others) if always or narrow is not None else None
-            found[window] = made[narrow]
-    return found
+            arrays[window] = made[narrow]
+    return arrays
 
 
 def masks_of_last(tape: Tape, sizes: Sizes, windows: Iterable[int | None]) -> Masks:
     """For the last token as the only query, which attends to all keys: ALiBi's penalties, or nothing."""
     _refuse(tape, sizes)
-    found: Masks = dict.fromkeys(windows)
+    arrays: Masks = dict.fromkeys(windows)
     if sizes.spec.positions.kind != "alibi" or sizes.attention == "flash":
-        return found
-    if set(found) != {None}:
+        return arrays
+    if set(arrays) != {None}:
         rule = "with ALiBi is not decoded: keys of a window are stored out of order"
         raise InvalidInput([Problem("model.attention.window", sizes.spec.attention.window, rule, "none")])
     S, H = sizes.cached_tokens, sizes.spec.attention.n_heads
@@ -332,9 +332,9 @@ def held_masks(sizes: Sizes, masks: Masks, recipe: Recipe) -> tuple[Array, ...]:
     """Those kept for backward: a fused kernel reads them again, and so does a recomputed block."""
     read = list(masks.values())
     if written_out_here(sizes):
-        windows = {each.window for each in kinds_again(sizes.spec, recipe)}
+        windows = {layer_kind.window for layer_kind in kinds_again(sizes.spec, recipe)}
         read = [mask for window, mask in masks.items() if window in windows]
-    return tuple({id(each): each for each in read if each is not None}.values())
+    return tuple({id(array): array for array in read if array is not None}.values())
 
 
 def hides_nothing(window: int, tokens: Int) -> bool:

@@ -127,20 +127,20 @@ def run_layers(
 
     def run_of(blocks: tuple[BlockLeaves, ...]) -> Callable[[Array], Array]:
         """A function that runs these blocks: it keeps only what they share with others of their kind."""
-        names = [angles_of(sizes.spec, each.kind) for each in blocks]
+        names = [angles_of(sizes.spec, block_leaves.kind) for block_leaves in blocks]
         turned = [None if name is None else angles[name] for name in names]
-        shared = [(some, masks[each.kind.window]) for each, some in zip(blocks, turned, strict=True)]
+        shared = [(some, masks[block_leaves.kind.window]) for block_leaves, some in zip(blocks, turned, strict=True)]
         return partial(_run, tape, sizes, tuple(zip(blocks, shared, strict=True)))
 
     first = [x]  # no name here keeps it alive while the blocks run
     del x
     again = recipe.activation_checkpointing
     if again.kind == "offload":
-        shared = [*chain(*angles.values()), *(each for each in masks.values() if each is not None)]
+        shared = [*chain(*angles.values()), *(mask for mask in masks.values() if mask is not None)]
         with tape.hooked(Offload(tape, shared)):
             return _run_groups(tape, leaves, first.pop(), run_of, ())
     if again.kind == "from-start":
-        rounds = [one for each in leaves.segments for one in each.rounds("layers")]
+        rounds = [one for segment in leaves.segments for one in segment.rounds("layers")]
         return recompute_from_input(tape, rounds, first.pop(), lambda x, blocks: run_of(blocks)(x))
     keep = again.keep if isinstance(again, Selective) else ()
     return _run_groups(tape, leaves, first.pop(), run_of, keep)
@@ -172,9 +172,9 @@ def _run_groups(
 
 def _groups(segment: SegmentLeaves, blocks: tuple[BlockLeaves, ...]) -> Iterator[tuple[bool, tuple[BlockLeaves, ...]]]:
     first = 0
-    for each in segment.groups:
-        yield each.again, blocks[first : first + each.size]
-        first += each.size
+    for group in segment.groups:
+        yield group.again, blocks[first : first + group.size]
+        first += group.size
 
 
 PATH = "mtp.*"
@@ -222,8 +222,8 @@ def _module(
 
     with tape.at(PATH):
         parts = [norm(tape, sizes, e, own.named, "enorm"), norm(tape, sizes, h, own.named, "hnorm")]
-        wide = "fp32" if any(each.dtype == "fp32" for each in parts) else parts[0].dtype
-        joined = op.concatenate(tape, [op.cast(tape, each, wide) for each in parts])
+        wide = "fp32" if any(part.dtype == "fp32" for part in parts) else parts[0].dtype
+        joined = op.concatenate(tape, [op.cast(tape, part, wide) for part in parts])
         del parts  # the call holds what it was given until it is over
         with tape.at("eh_proj"):
             x = op.linear(tape, joined, own["eh_proj.weight"], None, sizes.rows, 2 * D, D)
@@ -254,7 +254,7 @@ def forward(
     A part of a model begins with what it ``received`` from the part before, and ends with what the next one reads.
     """
     op.gather(tape, leaves.outside)
-    trained = [each for each in (leaves.head, leaves.after.get("lm_head.bias")) if each is not None and each.trained]
+    trained = [leaf for leaf in (leaves.head, leaves.after.get("lm_head.bias")) if leaf is not None and leaf.trained]
 
     def logits_of(x: Array, rows: Int) -> Array:
         logits = head(tape, sizes, leaves, x, rows)
@@ -323,10 +323,10 @@ def hidden(
 def _held(sizes: Sizes, angles: dict[str, Angles], seen: Masks, recipe: Recipe) -> tuple[Array, ...]:
     """The rotary angles and masks that are kept for backward."""
     kinds = kinds_that_learn(sizes.spec, recipe)
-    names = {angles_of(sizes.spec, each) for each in kinds}
-    windows = {each.window for each in kinds}
+    names = {angles_of(sizes.spec, kind) for kind in kinds}
+    windows = {kind.window for kind in kinds}
     read = {window: mask for window, mask in seen.items() if window in windows}
-    turning = chain(*(each for name, each in angles.items() if name in names))
+    turning = chain(*(angle for name, angle in angles.items() if name in names))
     return (*turning, *held_masks(sizes, read, recipe))
 
 

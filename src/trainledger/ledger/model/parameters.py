@@ -240,8 +240,8 @@ def leaves_of(spec: ModelSpec, recipe: Recipe | None = None, part: Part | None =
     return ModelLeaves(
         before=before,
         segments=tuple(
-            _segment(spec, recipe, each, at_start=whole and each is runs[0], at_end=part.ends and each is runs[-1])
-            for each in runs
+            _segment(spec, recipe, run, at_start=whole and run is runs[0], at_end=part.ends and run is runs[-1])
+            for run in runs
         ),
         after=after,
         head=before["embed_tokens.weight"] if whole and spec.tie_embeddings else after.get("lm_head.weight"),
@@ -255,7 +255,7 @@ def _segment(spec: ModelSpec, recipe: Recipe | None, run: LayerRun, *, at_start:
     # A block with a norm before its branches reads the stream as the final norm does; others do not. Nor do recomputed
     # blocks, which keep it, where the final norm does not, because it widens it first.
     widens = recipe is not None and spec.norm.kind == "rmsnorm" and recipe.precision.stream != "fp32"
-    kept_unlike = spec.norm_place in ("post", "after-add") or (widens and any(each.again for each in run.groups))
+    kept_unlike = spec.norm_place in ("post", "after-add") or (widens and any(group.again for group in run.groups))
     alone = at_end and kept_unlike and not is_one(run.count)
     last = blocks() if alone else ()
     # The inputs are the embedded tokens. Of two rounds whose last is separate the other is the unchanged first.

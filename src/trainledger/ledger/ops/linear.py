@@ -159,8 +159,8 @@ def by_blocks(
 def cast_by_block(tape: Tape, x: Array, scales: Int, format: str) -> Scaled:
     """x in 8 bits with so many scales, one for each block of it."""
     made, flops = [(x.elements, format), (scales, "fp32")], 2 * x.elements
-    x8, found = tape.emit("cast_by_block", "elementwise", reads=[x], makes=made, flops=flops, basis="assumed")
-    return x8, found
+    x8, array = tape.emit("cast_by_block", "elementwise", reads=[x], makes=made, flops=flops, basis="assumed")
+    return x8, array
 
 
 def weight_by_block(tape: Tape, float8: Float8, leaf: Leaf, w: Array, *, turned: bool) -> Scaled:
@@ -193,7 +193,7 @@ def copies_nbytes(leaves: ModelLeaves, float8: Float8) -> Int:
     """Bytes of all weights that stay in 8 bits, their scales included."""
 
     def nbytes(leaf: Leaf) -> Int:
-        found = {id(each): each.nbytes for scaled in copies(float8, leaf) for each in scaled}
+        found = {id(array): array.nbytes for scaled in copies(float8, leaf) for array in scaled}
         return sum(found.values())
 
     return leaves.trained().among(lambda leaf: leaf.float8).total(nbytes)
@@ -242,10 +242,10 @@ CODES = {"bf16": "bf16", "int8": "int8", "nf4": "uint8", "fp8": "e4m3"}
 
 def adapt(named: dict[str, Leaf], lora: Lora) -> dict[str, Leaf]:
     """The parameters of a block or of those around the blocks: frozen, with adapters on the targets."""
-    found: dict[str, Leaf] = {}
+    leaves: dict[str, Leaf] = {}
     for name, leaf in named.items():
         leaf.trained = False
-        found[name] = leaf
+        leaves[name] = leaf
         module, _, what = name.rpartition(".")
         if not is_linear(name):
             continue
@@ -254,11 +254,11 @@ def adapt(named: dict[str, Leaf], lora: Lora) -> dict[str, Leaf]:
         a = b = None
         if last and is_target(name, lora.targets):
             d_out, d_in = weight.shape
-            a = found[f"{module}.lora_a"] = Leaf(f"{module}.lora_a", (lora.rank, d_in))
-            b = found[f"{module}.lora_b"] = Leaf(f"{module}.lora_b", (d_out, lora.rank))
+            a = leaves[f"{module}.lora_a"] = Leaf(f"{module}.lora_a", (lora.rank, d_in))
+            b = leaves[f"{module}.lora_b"] = Leaf(f"{module}.lora_b", (d_out, lora.rank))
         if last:
             weight.linear = partial(linear, lora=lora, a=a, b=b)
-    return found
+    return leaves
 
 
 def linear(

@@ -123,9 +123,9 @@ def _chunked(tape: Tape, x: Array, part: Callable[[Array], Array], chunks: Int) 
     size, elements, dtype = x.elements // chunks, x.elements, x.dtype
 
     def join(*gradients: Array) -> Gradients:
-        for count, each in zip(counts, gradients, strict=True):
+        for count, gradient in zip(counts, gradients, strict=True):
             if not is_one(count):
-                each.of_each_round()
+                gradient.of_each_round()
         return [tape.make("cat", "copy", Array(elements, dtype, None))]
 
     ports = tape.fork([x.node], (), join, len(counts))
@@ -137,7 +137,7 @@ def _chunked(tape: Tape, x: Array, part: Callable[[Array], Array], chunks: Int) 
             losses[-1].of_each_round()
     del x
     total = _summed(tape, chunks)
-    total.node = tape.node([each.node for each in losses], (), lambda g: [g.view() for _ in counts])
+    total.node = tape.node([array.node for array in losses], (), lambda g: [g.view() for _ in counts])
     mean = op.divide_by_number(tape, total)
     del losses, total
     return mean.of("logits and loss")
@@ -156,25 +156,25 @@ def _fused(tape: Tape, x: Array, part: Callable[[Array], Array], trained: list[L
     losses: list[Array] = []
     for count in (1,) if is_one(chunks) else (1, chunks - 1):
         with _repeated(tape, count):
-            value, found = _forward_backward(tape, x.view(size, own), part, trained)
-            gradient = found.pop(own)
+            value, arrays = _forward_backward(tape, x.view(size, own), part, trained)
+            gradient = arrays.pop(own)
             tape.emit("copy_", "copy", reads=[gradient], changes=[Array(size, x.dtype, None)])
             losses.append(value)
             if len(gradients) == 1:
-                gradients += [found.pop(each) for each in trained]
-            for each, total in zip(trained, gradients[1:], strict=True):
-                if each in found:
-                    tape.change("add_", total, found[each])
+                gradients += [arrays.pop(leaf) for leaf in trained]
+            for leaf, total in zip(trained, gradients[1:], strict=True):
+                if leaf in arrays:
+                    tape.change("add_", total, arrays[leaf])
             del gradient, value
-            found.clear()
+            arrays.clear()
         if not is_one(count):
             losses[-1].of_each_round()
     total = _summed(tape, chunks).of("logits and loss")
     del losses
 
     def backward(scale: Array) -> Gradients:
-        for each in gradients:
-            tape.change("mul_", each, scale)
+        for array in gradients:
+            tape.change("mul_", array, scale)
         given: Gradients = [*gradients]
         gradients.clear()
         return given
@@ -187,17 +187,17 @@ def _forward_backward(
     tape: Tape, own: Array, part: Callable[[Array], Array], trained: list[Leaf]
 ) -> tuple[Array, dict[Leaf, Array]]:
     """A chunk's loss without a graph, and the gradients of the chunk and the head's parameters."""
-    with tape.apart() as found:
-        for each in reversed(trained):  # a linear layer casts its bias before its weight
-            cast = tape.cast_of(each)
+    with tape.apart() as arrays:
+        for leaf in reversed(trained):  # a linear layer casts its bias before its weight
+            cast = tape.cast_of(leaf)
             if cast is not None:  # made by an earlier chunk: the gradient of each goes back through it
-                cast.node = tape.node([each], (), op.back_to(tape, each.dtype))
+                cast.node = tape.node([leaf], (), op.back_to(tape, leaf.dtype))
         value = op.divide_by_number(tape, part(own))
         seed = tape.make("ones_like", "copy", value)
         tape.start(value, seed)
         tape.backward(path=tape.path)
         value.node = None
-        return value, dict(found)
+        return value, dict(arrays)
 
 
 def with_loss(tape: Tape, y: Array, loss: Array) -> Array:
@@ -263,15 +263,15 @@ def megatron_cross_entropy_in_place(tape: Tape, logits: Array, targets: Array, g
     # (transformer_engine/common/triton/cross_entropy.py.) The ranks combine three numbers of each row.
     rows, size = targets.elements, logits.elements
     counted = FLOPS_PER_ELEMENT["softmax"] * size
-    (found,) = tape.emit(
+    (array,) = tape.emit(
         "online_softmax", "softmax", reads=[logits, targets], makes=[(3 * rows, "fp32")], flops=counted, basis="assumed"
     )
     if not is_one(group.ranks):
-        makes = [(found.elements * group.ranks, "fp32")]
-        (found,) = tape.collective("all_gather", group, found.nbytes * group.ranks, reads=[found], makes=makes)
-    (losses,) = tape.emit("cross_entropy", "softmax", reads=[found, targets], changes=[logits], makes=[(rows, "fp32")],
+        makes = [(array.elements * group.ranks, "fp32")]
+        (array,) = tape.collective("all_gather", group, array.nbytes * group.ranks, reads=[array], makes=makes)
+    (losses,) = tape.emit("cross_entropy", "softmax", reads=[array, targets], changes=[logits], makes=[(rows, "fp32")],
                           flops=2 * size, basis="assumed")  # fmt: skip
-    del found
+    del array
 
     def backward(g: Array, logits: Array) -> Gradients:
         tape.change("mul_", logits, g)

@@ -40,7 +40,7 @@ def widened(tape: Tape, x: Array) -> Array:
 
 def layer_norm(tape: Tape, x: Array, w: Leaf | None, b: Leaf | None, rows: Int, width: Int) -> Array:
     """Layer normalization (Ba et al. 2016): keeps its input, and mean and deviation of each row."""
-    vectors = [each.array() for each in (w, b) if each is not None]
+    vectors = [leaf.array() for leaf in (w, b) if leaf is not None]
     # torch/_refs (2.13), native_layer_norm: mean and deviation go back to the dtype of the input on a CPU only.
     per_row = [(rows, x.dtype if tape.backend == "cpu" else "fp32")] * 2
     return _kernel(tape, "native_layer_norm", "layernorm", x, vectors, per_row, width)
@@ -125,7 +125,7 @@ def _kernel(
 ) -> Array:
     """A normalization in one kernel, which keeps its input and the statistics of each row."""
     elements, dtype, flops = x.elements, x.dtype, rules.FLOPS_PER_ELEMENT
-    y, *found = tape.emit(
+    y, *arrays = tape.emit(
         name,
         "norm",
         reads=[x, *vectors],
@@ -135,7 +135,7 @@ def _kernel(
     )
 
     def backward(g: Array, x: Array, *saved: Array) -> Gradients:
-        trained = [(width, each.dtype) for each in saved[len(per_row) :] if each.node is not None]
+        trained = [(width, array.dtype) for array in saved[len(per_row) :] if array.node is not None]
         return list(
             tape.emit(
                 f"{name}_backward",
@@ -147,5 +147,5 @@ def _kernel(
             )
         )
 
-    y.node = tape.node([x.node, *(each.node for each in vectors)], (x, *found, *vectors), backward)
+    y.node = tape.node([x.node, *(vector.node for vector in vectors)], (x, *arrays, *vectors), backward)
     return y

@@ -49,16 +49,16 @@ def weight(tape: Tape, leaf: Leaf) -> Array:
 def gather(tape: Tape, leaves: Iterable[Leaf]) -> None:
     """From here operations read low-precision copies of these parameters, where the precision has them gathered."""
     if tape.precision.copies == "gathered":
-        for each in leaves:
-            each.copy = cast(tape, each.held(), tape.compute_dtype)
-            if each.copy.memory is not None:
-                each.copy.memory.record.of_parameter = True
+        for leaf in leaves:
+            leaf.copy = cast(tape, leaf.held(), tape.compute_dtype)
+            if leaf.copy.memory is not None:
+                leaf.copy.memory.record.of_parameter = True
 
 
 def drop_copies(leaves: Iterable[Leaf]) -> None:
     """Operations read the parameters themselves again; what backward needs of the copies is saved."""
-    for each in leaves:
-        each.copy = None
+    for leaf in leaves:
+        leaf.copy = None
 
 
 @contextmanager
@@ -314,9 +314,9 @@ def parts(tape: Tape, x: Array, sizes: Sequence[Int], *, name: str = "cat") -> l
 
 def concatenate(tape: Tape, parts: Sequence[Array]) -> Array:
     """A copy of the parts one after the other; their gradients are views."""
-    sizes = [each.elements for each in parts]
+    sizes = [part.elements for part in parts]
     y = tape.make("cat", "copy", *parts, elements=sum(sizes))
-    y.node = tape.node([each.node for each in parts], (), lambda g: [g.view(size) for size in sizes])
+    y.node = tape.node([part.node for part in parts], (), lambda g: [g.view(size) for size in sizes])
     return y
 
 

@@ -72,7 +72,7 @@ def states_of(leaf: Leaf, recipe: Recipe, *, shape: tuple[Int, ...] | None = Non
 
 def state_nbytes_of(leaf: Leaf, recipe: Recipe, *, shape: tuple[Int, ...] | None = None) -> Int:
     """Bytes of the optimizer's states of one parameter, or of a shard of it with the given shape."""
-    return sum(each.nbytes for each in states_of(leaf, recipe, shape=shape))
+    return sum(state.nbytes for state in states_of(leaf, recipe, shape=shape))
 
 
 def state_nbytes(leaves: ModelLeaves, recipe: Recipe) -> Int:
@@ -215,19 +215,19 @@ def unscale(tape: Tape, leaves: ModelLeaves) -> Array:
         del wide
         narrow = tape.cast(inverse, "fp32")
         del inverse
-        found = tape.make("full", "copy", elements=1, dtype="fp32")
+        array = tape.make("full", "copy", elements=1, dtype="fp32")
         gradients = Array(elements, tape.precision.updating, None)
         name = "_amp_foreach_non_finite_check_and_unscale_"
-        tape.emit(name, "elementwise", reads=[narrow], changes=[gradients, found], flops=elements)
-    return found
+        tape.emit(name, "elementwise", reads=[narrow], changes=[gradients, array], flops=elements)
+    return array
 
 
-def read_overflow(tape: Tape, found: Array) -> None:
+def read_overflow(tape: Tape, array: Array) -> None:
     """The host reads whether the step must be skipped."""
-    tape.emit("_local_scalar_dense", "transfer", reads=[found])
+    tape.emit("_local_scalar_dense", "transfer", reads=[array])
 
 
-def adapt_scale(tape: Tape, found: Array) -> None:
+def adapt_scale(tape: Tape, array: Array) -> None:
     """The scale falls after an overflow and grows after many steps without one."""
     scale, good_steps = Array(1, "fp32", None), Array(1, "int32", None)
-    tape.emit("_amp_update_scale_", "elementwise", reads=[found], changes=[scale, good_steps], flops=1)
+    tape.emit("_amp_update_scale_", "elementwise", reads=[array], changes=[scale, good_steps], flops=1)

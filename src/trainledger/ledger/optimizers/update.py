@@ -59,14 +59,14 @@ def clip(tape: Tape, leaves: ModelLeaves, *, foreach: bool) -> list[Array]:
     dtype = tape.precision.updating
     elements, tensors = group.elements, group.tensors
     everything = Array(elements, dtype, None)
-    found: list[Array] = []
+    arrays: list[Array] = []
     if foreach:
-        found += tape.emit("_foreach_norm", "reduction", reads=[everything], makes=[(tensors, dtype)], flops=elements)
+        arrays += tape.emit("_foreach_norm", "reduction", reads=[everything], makes=[(tensors, dtype)], flops=elements)
     else:
-        found += [norms(tape, each, 1).of_each_round() for each in _gradients(tape, leaves, dtype)]
+        arrays += [norms(tape, gradient, 1).of_each_round() for gradient in _gradients(tape, leaves, dtype)]
     stacked = tape.make("stack", "copy", Array(tensors, dtype, None))
     total = norms(tape, stacked, 1)
-    found.clear()
+    arrays.clear()
     del stacked
     # torch/nn/utils/clip_grad.py (2.13): max_norm / (total_norm + 1e-6), clamped and always multiplied in, as a
     # condition would make the host wait for the norm.
@@ -78,8 +78,8 @@ def clip(tape: Tape, leaves: ModelLeaves, *, foreach: bool) -> list[Array]:
     if foreach:
         tape.change("_foreach_mul_", everything, clamped)
     else:
-        for each in _gradients(tape, leaves, dtype):
-            tape.change("mul_", each, clamped)
+        for gradient in _gradients(tape, leaves, dtype):
+            tape.change("mul_", gradient, clamped)
     return [total]
 
 

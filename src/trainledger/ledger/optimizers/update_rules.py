@@ -49,7 +49,7 @@ def groups_of(leaves: ModelLeaves, recipe: Recipe) -> tuple[Group, ...]:
         Group(rest.among(lambda leaf: leaf.decayed and apart and _is_looked_up(leaf)).runs, rule, decay),
         Group(rest.among(lambda leaf: not leaf.decayed).runs, rule, 0.0),
     ]
-    return tuple(each for each in groups if not each.empty)
+    return tuple(group for group in groups if not group.empty)
 
 
 def _is_looked_up(leaf: Leaf) -> bool:
@@ -66,7 +66,7 @@ def weight_gradient_moment(tape: Tape, elements: Int) -> tuple[Array, Array, Arr
 
 def widest(*arrays: Array) -> str:
     """The format of a temporary: fp32 where one of the arrays has it, else that of the first."""
-    return max((each.dtype for each in arrays), key=lambda each: each == "fp32")
+    return max((array.dtype for array in arrays), key=lambda each: each == "fp32")
 
 
 def norms(tape: Tape, x: Array, elements: Int) -> Array:
@@ -310,6 +310,6 @@ def _words(lines: str, holds: frozenset[str]) -> tuple[list[str], ...]:
         conditions, colon, what = line.partition(": ")
         if not colon:
             conditions, what = "", line
-        if all((each.removeprefix("not-") in holds) != each.startswith("not-") for each in conditions.split()):
+        if all((part.removeprefix("not-") in holds) != part.startswith("not-") for part in conditions.split()):
             found.append(what.split())
     return tuple(found)

@@ -36,7 +36,7 @@ def attend_over_ranks(tape: Tape, sizes: Sizes, q: Array, k: Array, v: Array, co
         "attention.head_dim": None if spec.latent else spec.head_size,
     }
     inside = replace(sizes, T=sizes.T * ranks, spec=with_fields(spec, heads))
-    q, k, v = (_heads_for_tokens(tape, sizes, each, to_heads=True) for each in (q, k, v))
+    q, k, v = (_heads_for_tokens(tape, sizes, array, to_heads=True) for array in (q, k, v))
     return _heads_for_tokens(tape, sizes, core(inside, q, k, v, inside.T), to_heads=False)
 
 
@@ -149,7 +149,7 @@ def _around_the_ring(tape: Tape, sizes: Sizes, q: Array, k: Array, v: Array, cor
             tape.emit("_to_copy", "copy", reads=[sums], changes=[y])
 
     ports = tape.fork([q.node, k.node, v.node], (), after, 3)
-    q, k, v = (each.view(node=port) for each, port in zip((q, k, v), ports, strict=True))
+    q, k, v = (array.view(node=port) for array, port in zip((q, k, v), ports, strict=True))
     own, coming = packed(), rounds(ranks - 1)
     y = core(sizes, q, k, v, sizes.T * ranks)
     del own

@@ -136,8 +136,8 @@ def _dispatched(tape: Tape, sizes: Sizes, x: Array) -> tuple[Array, Array | None
     if float8 is None or float8.scaling != "block":
         arriving = Array(x.elements * K, x.dtype, None)
         makes = [(arriving.elements, x.dtype)]
-        found = tape.collective("all_to_all", group, arriving.nbytes, reads=[x], makes=makes, basis="assumed")
-        return found[0], None
+        arrays = tape.collective("all_to_all", group, arriving.nbytes, reads=[x], makes=makes, basis="assumed")
+        return arrays[0], None
     count = sizes.rows * blocks(sizes.spec.d_model)
     format = float8.backward if tape.phase == "backward" else float8.forward
     x8, scales = cast_by_block(tape, x, count, format)

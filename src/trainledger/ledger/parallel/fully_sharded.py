@@ -49,9 +49,9 @@ class Part:
                 pieces.append(Array(own, sent, None))
                 self.narrowed += pieces[-1].nbytes if sent != dtype else 0
         # FSDP2 gathers parameters of several formats as bytes (torch 2.13, ``_get_all_gather_input_metadatas``).
-        dtypes = {each.dtype for each in pieces}
+        dtypes = {piece.dtype for piece in pieces}
         alike = len(dtypes) == 1
-        sizes = (each.elements if alike else each.nbytes for each in pieces)
+        sizes = (piece.elements if alike else piece.nbytes for piece in pieces)
         self.sent = Array(sum(sizes), dtypes.pop() if alike else "uint8", None)
 
     @property
@@ -65,12 +65,12 @@ class Unit:
     def __init__(self, rank: RankPlan, leaves: Sequence[Leaf], path: str) -> None:
         by_group: dict[str, list[Leaf]] = {}
         groups: dict[str, Group] = {}
-        for each in leaves:
-            group = rank.group_of(each)
+        for leaf in leaves:
+            group = rank.group_of(leaf)
             groups[group.axes] = group
-            by_group.setdefault(group.axes, []).append(each)
+            by_group.setdefault(group.axes, []).append(leaf)
         self.parts = tuple(Part(rank, groups[axes], each) for axes, each in by_group.items())
-        self.gathered = tuple(each for each in self.parts if not is_one(each.group.ranks))
+        self.gathered = tuple(part for part in self.parts if not is_one(part.group.ranks))
         self.path = path
         self.full: list[Array] = []
 
@@ -94,8 +94,8 @@ class FullySharded(Hook):
         self.order: list[Unit] = []
         for segment in leaves.segments:
             for _, count, blocks in segment.rounds(""):
-                pattern = [self._unit_of(each, count) for each in blocks]
-                self.units |= {id(each): unit for each, unit in zip(blocks, pattern, strict=True)}
+                pattern = [self._unit_of(block, count) for block in blocks]
+                self.units |= {id(block): unit for block, unit in zip(blocks, pattern, strict=True)}
                 # A round that counts for several is there as often as the prefetch looks behind.
                 rounds = 1 if is_one(count) else 2 + self.ahead // len(pattern)
                 self.order += pattern * rounds
@@ -118,21 +118,21 @@ class FullySharded(Hook):
             return [
                 self.tape.collective(
                     "all_gather",
-                    each.group,
-                    each.sent.nbytes * each.group.ranks,
-                    reads=[each.sent],
+                    part.group,
+                    part.sent.nbytes * part.group.ranks,
+                    reads=[part.sent],
                     overlap="compute",
                     category=COMMUNICATION,
-                    makes=[(each.sent.elements * each.group.ranks * several(each.group.ranks), each.sent.dtype)],
-                    scratch=each.narrowed,
+                    makes=[(part.sent.elements * part.group.ranks * several(part.group.ranks), part.sent.dtype)],
+                    scratch=part.narrowed,
                 )[0]
-                for each in unit.gathered
+                for part in unit.gathered
             ]
 
     def _copy_out(self, unit: Unit, flat: list[Array]) -> None:
         with self.tape.at(unit.path):
-            for each, buffer in zip(unit.gathered, flat, strict=True):
-                elements = each.sent.elements * each.group.ranks * several(each.group.ranks)
+            for part, buffer in zip(unit.gathered, flat, strict=True):
+                elements = part.sent.elements * part.group.ranks * several(part.group.ranks)
                 # Out of the flat buffer into one of the unsharded parameters (fsdp::split_with_sizes_copy).
                 copied = self.tape.make(
                     "split_with_sizes_copy", "copy", buffer, elements=elements, category=COMMUNICATION
@@ -142,9 +142,9 @@ class FullySharded(Hook):
 
     def total(self, amount: Callable[[Part], Int]) -> Int:
         """An amount of each unit's parts, added up."""
-        total: Int = 0 if self.root is None else sum(amount(each) for each in self.root.parts)
+        total: Int = 0 if self.root is None else sum(amount(part) for part in self.root.parts)
         for segment in self.leaves.segments:
-            parts = (part for each in segment.blocks for part in self.units[id(each)].parts)
+            parts = (part for block in segment.blocks for part in self.units[id(block)].parts)
             total += segment.count * sum(amount(part) for part in parts)
         return total
 
@@ -177,8 +177,8 @@ class FullySharded(Hook):
         for index, segment in enumerate(self.leaves.segments):
             for name, count, blocks in segment.rounds(f"layers {index}"):
                 with self.tape.loop(name, count):
-                    for each in blocks:
-                        act(self.units[id(each)])
+                    for block in blocks:
+                        act(self.units[id(block)])
         if self.root is not None:
             act(self.root)
 

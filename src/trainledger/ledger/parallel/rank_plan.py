@@ -84,11 +84,11 @@ def _part(run: LayerRun, low: int, high: int) -> Iterator[LayerRun]:
 
 def _piece(run: LayerRun, low: int, high: int) -> LayerRun:
     groups, at = [], 0
-    for each in run.groups:
-        size = min(high, at + each.size) - max(low, at)
-        at += each.size
+    for group in run.groups:
+        size = min(high, at + group.size) - max(low, at)
+        at += group.size
         if size > 0:
-            groups.append(Recomputed(size, each.again))
+            groups.append(Recomputed(size, group.again))
     return LayerRun(run.kinds[low:high], tuple(groups), 1)
 
 
@@ -98,7 +98,7 @@ def ends_apart(runs: tuple[LayerRun, ...], *, first: bool, last: bool) -> tuple[
     The input of a stage's first block is kept to the end, the output of its last is sent and freed: a loop cannot
     say so of the others. Runs of no layers are left out.
     """
-    runs = tuple(each for each in runs if not is_zero(each.count))
+    runs = tuple(run for run in runs if not is_zero(run.count))
     if first and runs:
         count = runs[0].count
         runs = (*_counted(runs[0], between(count, 0, 1), greater(count - 1, 0)), *runs[1:])
@@ -109,9 +109,9 @@ def ends_apart(runs: tuple[LayerRun, ...], *, first: bool, last: bool) -> tuple[
 
 
 def _counted(run: LayerRun, *counts: Int) -> Iterator[LayerRun]:
-    for each in counts:
-        if not is_zero(each):
-            yield LayerRun(run.kinds, run.groups, each)
+    for count in counts:
+        if not is_zero(count):
+            yield LayerRun(run.kinds, run.groups, count)
 
 
 def standing_apart(runs: tuple[LayerRun, ...], ahead: int) -> tuple[LayerRun, ...]:
@@ -180,7 +180,7 @@ class RankPlan:
 
     @property
     def layers(self) -> Int:
-        return sum(each.chunk.count for each in self.chunks)
+        return sum(chunk.chunk.count for chunk in self.chunks)
 
     @property
     def whole_experts(self) -> bool:
@@ -195,10 +195,10 @@ class RankPlan:
         """The trained parameters with how often each comes, by the ranks that share their state."""
         found: dict[str, tuple[Group, list[tuple[Leaf, Int]]]] = {}
         for pattern, count in (run for leaves in chunks for run in leaves.in_order()):
-            for each in pattern:
-                if each.trained:
-                    group = self.group_of(each)
-                    found.setdefault(group.axes, (group, []))[1].append((each, count))
+            for leaf in pattern:
+                if leaf.trained:
+                    group = self.group_of(leaf)
+                    found.setdefault(group.axes, (group, []))[1].append((leaf, count))
         yield from found.values()
 
     def piece(self, leaf: Leaf) -> Int:
@@ -223,8 +223,8 @@ def rank_plan(run: Run, stage: int = 0, place: int = 0) -> RankPlan:
     chunks = chunks_of(layout, run.model.n_layers, stage)
     parts = _parts(local, chunks)
     apart = max(1, layout.prefetch) if sharded and layout.zero > 1 else 0
-    joined = Part(tuple(r for each in parts for r in each.runs), parts[0].begins, parts[-1].ends)
-    leaves = [_leaves(local, replace(each, runs=standing_apart(each.runs, apart)) if apart else each) for each in parts]
+    joined = Part(tuple(r for part in parts for r in part.runs), parts[0].begins, parts[-1].ends)
+    leaves = [_leaves(local, replace(part, runs=standing_apart(part.runs, apart)) if apart else part) for part in parts]
     plan = RankPlan(
         run=local, whole=run, stage=stage, place=place,
         chunks=tuple(ChunkPlan(chunk, own) for chunk, own in zip(chunks, leaves, strict=True)),
@@ -260,7 +260,7 @@ def parts_of(run: Run, stage: int) -> tuple[Part, ...]:
 
 
 def _parts(local: Run, chunks: Sequence[Chunk]) -> tuple[Part, ...]:
-    return tuple(Part(_runs_of(local, each), each.begins, each.ends) for each in chunks)
+    return tuple(Part(_runs_of(local, chunk), chunk.begins, chunk.ends) for chunk in chunks)
 
 
 def _runs_of(local: Run, chunk: Chunk) -> tuple[LayerRun, ...]:
@@ -335,7 +335,7 @@ def plans_of_stage(run: Run, stage: int) -> list[tuple[RankPlan, Any]]:
 
 def _places(rank: RankPlan, ranks: Any) -> Iterator[tuple[int, Any]]:
     """The first place with each set of pieces, and how many have it; ``rank`` is at the first of all."""
-    leaves = [leaf for each in rank.chunks for pattern, _ in each.leaves.in_order() for leaf in pattern]
+    leaves = [leaf for chunk in rank.chunks for pattern, _ in chunk.leaves.in_order() for leaf in pattern]
     shared = [(leaf, rank.group_of(leaf).ranks) for leaf in leaves] if isinstance(ranks, int) and ranks > 1 else []
     uneven = [(leaf, among) for leaf, among in shared if _is_uneven(leaf, among)]
     found = sorted({0, *(place for leaf, among in uneven for place in _changes(leaf, among, ranks))})

@@ -58,9 +58,9 @@ def sum_partial_gradients(tape: Tape, rank: RankPlan, leaves: ModelLeaves) -> No
     with tape.during("backward"):
         for index, (pattern, count) in enumerate(leaves.in_order()):
             with tape.loop(f"layers {index}", count):
-                for each in pattern:
-                    if each.trained:
-                        sum_over_tensor(tape, rank, each, tape.precision.gradients)
+                for leaf in pattern:
+                    if leaf.trained:
+                        sum_over_tensor(tape, rank, leaf, tape.precision.gradients)
 
 
 def sum_tied_embedding(tape: Tape, rank: RankPlan, leaves: ModelLeaves) -> None:
@@ -111,7 +111,7 @@ def buckets(leaves: ModelLeaves, dtype: str) -> Iterator[tuple[Int, Int]]:
     numbers all gradients count as one bucket.
     """
     runs = list(leaves.in_order())
-    if not all(isinstance(size, int) for pattern, n in runs for size in (n, *(each.elements for each in pattern))):
+    if not all(isinstance(size, int) for pattern, n in runs for size in (n, *(leaf.elements for leaf in pattern))):
         yield leaves.elements(), 1
         return
     found: list[int] = []

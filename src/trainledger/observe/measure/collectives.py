@@ -35,7 +35,7 @@ from trainledger.spec.plain import from_plain, to_plain
 from trainledger.spec.problem import InvalidInput, Problem
 from trainledger.spec.units import GIB, KIB, MIB
 
-SIZES = tuple(4 * KIB * 4**each for each in range(8))  # 4 KiB to 64 MiB
+SIZES = tuple(4 * KIB * 4**index for index in range(8))  # 4 KiB to 64 MiB
 FEW_SIZES = (16 * KIB, 1 * MIB, 16 * MIB)  # what a fit needs at least
 BLOCKS, BLOCK_SECONDS, MOST_CALLS = 3, 0.05, 500
 TIMEOUT_SECONDS = 120.0
@@ -80,7 +80,7 @@ def measure_collectives(
         rule = f"each is a process with {RANK_NBYTES / GIB:.2g} GiB of memory, and {RANKS_OF_A_CORE} share a core"
         raise InvalidInput([Problem("--ranks", ranks, rule, most if most > 1 else "a machine with more memory")])
     job = {"backend": backend, "sizes": list(sizes), "names": list(names), "block_seconds": block_seconds}
-    return tuple(from_plain(CollectiveTime, each) for each in on_ranks("collectives", ranks, job, tell)[0])
+    return tuple(from_plain(CollectiveTime, on_rank) for on_rank in on_ranks("collectives", ranks, job, tell)[0])
 
 
 def report_collectives(
@@ -93,7 +93,9 @@ def report_collectives(
 ) -> CollectiveTimes:
     """The same with the machine and the versions they were measured with."""
     times = measure_collectives(ranks, backend, sizes=sizes, block_seconds=block_seconds, tell=tell)
-    crowded = any(each.others is not None and each.others > DISTURBED for each in times)
+    crowded = any(
+        collective_time.others is not None and collective_time.others > DISTURBED for collective_time in times
+    )
     notes = (f"{BUSY}: some collectives have no undisturbed sample",) if crowded else ()
     device = torch.device("cuda" if times[0].backend == "nccl" else "cpu")
     return CollectiveTimes(**described(device) | {"threads": threads_of_each(ranks)}, times=times, notes=notes)

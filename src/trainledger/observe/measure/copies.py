@@ -93,7 +93,7 @@ def device_copies(device: torch.device, nbytes: int = DEVICE_NBYTES, samples: in
     """Copies between a host and its accelerator, from pageable and from pinned memory, and overlapped."""
     if device.type != "cuda":
         note = "the accelerator shares the host's memory" if device.type == "mps" else NO_ACCELERATOR
-        return tuple(CopyTime(what=each, nbytes=nbytes, note=note) for each in DEVICE_COPIES)
+        return tuple(CopyTime(what=device_copy, nbytes=nbytes, note=note) for device_copy in DEVICE_COPIES)
     calls = device_copy_calls(device, nbytes, pin=True)
     alone = {what: _median_seconds(call, device, samples) for what, call in calls.items()}
     both, matmuls = _beside_matmuls(device, calls[PINNED], alone[PINNED], samples)
@@ -173,7 +173,7 @@ def disk_times(nbytes: int = DISK_NBYTES, folder: str | None = None, samples: in
                     taken[what].append((sample.seconds, sample.disturbed))
     except OSError as error:
         note = f"{folder or tempfile.gettempdir()} cannot be written: {error.strerror}"
-        return tuple(CopyTime(what=each, nbytes=nbytes, note=note) for each in taken)
+        return tuple(CopyTime(what=name, nbytes=nbytes, note=note) for name in taken)
     found = {what: _middle(each) for what, each in taken.items()}
     note = "" if found[READ] > 2 * found[READ_AGAIN] else "hardly slower than from the cache: the disk may have its own"
     note = note if dropped else "this system does not drop a file from its cache when asked"

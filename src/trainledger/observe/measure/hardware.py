@@ -180,7 +180,7 @@ def processor_use() -> ProcessorUse | None:
     for line in lines:
         name, *fields = line.split()
         if name in allowed:
-            user, nice, system, _idle, _wait, irq, softirq, steal = (int(each) for each in fields[:8])
+            user, nice, system, _idle, _wait, irq, softirq, steal = (int(field) for field in fields[:8])
             busy += user + nice + system + irq + softirq + steal
     mine = os.times()
     own = mine.user + mine.system + mine.children_user + mine.children_system

@@ -64,10 +64,10 @@ def on_ranks(module: str, ranks: int, job: Job, tell: Tell) -> list[Any]:
                     each.kill()
 
             threads = [threading.Thread(target=read, args=(rank,), daemon=True) for rank in range(ranks)]
-            for each in threads:
-                each.start()
-            for each in threads:
-                each.join()
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
         finally:
             for process in processes:
                 process.kill()

@@ -152,7 +152,9 @@ def measure_machine(
     overhead = _middle(bare) if bare else 0.0
     tell(0.66, "overhead of a step")
     steps = _watched_often(TinySteps(device), threads, 9, pace)
-    operation, update, update_tensor = (_middle([(sample, get(each)) for sample, each in steps]) for get in _PARTS)
+    operation, update, update_tensor = (
+        _middle([(sample, get(step_overhead)) for sample, step_overhead in steps]) for get in _PARTS
+    )
     tell(0.7, "storage")
     saves = _watched_often(lambda: storage_bytes_per_second(disk_nbytes), threads, 3)
     saved = [(sample, 1 / rate) for sample, rate in saves if rate is not None]
@@ -250,8 +252,8 @@ def storage_bytes_per_second(nbytes: int, directory: str | None = None) -> float
 
     None where it fails.
     """
-    tensors = {str(each): torch.rand(max(1, nbytes // 16)) for each in range(4)}
-    written = sum(each.nbytes for each in tensors.values())
+    tensors = {str(index): torch.rand(max(1, nbytes // 16)) for index in range(4)}
+    written = sum(tensor.nbytes for tensor in tensors.values())
     try:
         with tempfile.TemporaryDirectory(dir=directory) as folder:
             path = Path(folder) / "sample"

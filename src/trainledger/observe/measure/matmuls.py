@@ -39,7 +39,7 @@ def shapes_of(sweep: str | None, *, large: bool) -> tuple[Shape, ...]:
     if sweep == "width":
         rows = LARGE_ROWS if large else CPU_ROWS
         return tuple((rows, width, width) for width in WIDTHS + (LARGE_WIDTHS if large else ()))
-    return tuple((each, each, each) for each in CUBES + (LARGE_CUBES if large else ())) + SKINNY
+    return tuple((cube, cube, cube) for cube in CUBES + (LARGE_CUBES if large else ())) + SKINNY
 
 
 def measure_matmuls(
@@ -99,7 +99,7 @@ def _time(kernel: Kernel, seconds: float, others: float | None) -> MatmulTime:
 
 def _refuse_beyond(shapes: Sequence[Shape], dtypes: Sequence[str], device: torch.device) -> None:
     there = memory_nbytes(device)
-    size = max(DTYPES[each].itemsize for each in dtypes)
+    size = max(DTYPES[dtype].itemsize for dtype in dtypes)
     for m, n, k in shapes:
         needed = (2 * max(m * k, n * k) + m * n) * size
         if there is not None and needed > there / 2:

@@ -45,14 +45,15 @@ class RealRankRecorder(RankRecorder):  # type: ignore[no-untyped-call]
     def is_of_backend(self, args: tuple[Any, ...]) -> bool:
         """Whether an operation is the backend's own: gloo reduces in a copy, of which FSDP2 knows nothing."""
         return bool(self._communicating) and any(
-            each.untyped_storage()._cdata not in self.storages.live for each in tensors_in(args)
+            tensor.untyped_storage()._cdata not in self.storages.live for tensor in tensors_in(args)
         )
 
     def _add_unseen(self, inputs: list[Tensor]) -> None:
         """What backward finds without having made it is memory to send from: the buckets of DDP."""
         if self.phases.current == "backward":
             self.resident(
-                [each for each in inputs if each.untyped_storage()._cdata not in self.storages.live], COMMUNICATION
+                [tensor for tensor in inputs if tensor.untyped_storage()._cdata not in self.storages.live],
+                COMMUNICATION,
             )
         super()._add_unseen(inputs)
 
@@ -63,7 +64,7 @@ def recorded(recorder: RealRankRecorder) -> Iterator[None]:
     gate = _Gate(recorder)
     unseen = inside(gate.unseen)  # DTensor runs an operator on fake tensors of the whole size, to know its shape
     names = ("_propagate_tensor_meta_non_cached", "_propagate_tensor_meta")
-    with all_replaced(*((ShardingPropagator, each, unseen) for each in names)), gate:
+    with all_replaced(*((ShardingPropagator, name, unseen) for name in names)), gate:
         recorder.begin()
         try:
             yield
@@ -177,10 +178,13 @@ class StepMeter(Observer):
         before = self.ledger or self._follower()[0].ledger(tokens=0, writer="measure")
         live, self.parameters = sum(nbytes for _, nbytes in before.resident), before.parameters
         if self.ledger is None:  # else it has what the step only reads: the batch, and DDP's buckets
-            run, trained = self._state.run, (each for each in self._state.model.parameters() if each.requires_grad)
+            run, trained = (
+                self._state.run,
+                (parameter for parameter in self._state.model.parameters() if parameter.requires_grad),
+            )
             live += 2 * torch.int64.itemsize * run.device_batch * run.grad_accum * run.recipe.seq_len
             is_ddp = run.layout.shard_ranks == 1 < run.layout.replicate
-            live += sum(each.nbytes for each in trained) if is_ddp else 0
+            live += sum(parameter.nbytes for parameter in trained) if is_ddp else 0
         with AllocatorPeak(self._state.device, live_nbytes=live) as peak:
             yield
         self.allocator_peak_nbytes = peak.nbytes
@@ -238,7 +242,7 @@ def meter(
     """
     recorder = Recorder(model, optimizer, clocked=True, find_phases=True, lines=Lines())
     recorder.is_guest = True
-    recorder.resident((each.grad for each in model.parameters() if each.grad is not None), "gradients")
+    recorder.resident((parameter.grad for parameter in model.parameters() if parameter.grad is not None), "gradients")
     with phases_of(optimizers_in(optimizer), recorder), recorder, metered(model, recorder):
         yield Meter(recorder)
     if recorder.partial:
@@ -267,7 +271,7 @@ class QuietSteps(Observer):
     @property
     def slowdowns(self) -> list[float]:
         """Of the steps that a slower processor disturbed, how many times as long it took as at its full speed."""
-        return [each.slowdown for each in self.samples.values() if each.slowdown > SLOWED]
+        return [sample.slowdown for sample in self.samples.values() if sample.slowdown > SLOWED]
 
     @property
     def unknown(self) -> bool:
@@ -332,7 +336,7 @@ def _changes(profiler: Any) -> list[int]:
         waiting.extend(node.children)
     inside: set[int] = set()
     changes = []
-    for _, address, nbytes in sorted(events, key=lambda each: each[0]):
+    for _, address, nbytes in sorted(events, key=lambda event: event[0]):
         if nbytes > 0:
             inside.add(address)
         elif address in inside:

@@ -22,7 +22,7 @@ class MatmulTimes(Answer, report="pages.rates"):
 
     def best(self, dtype: str) -> float:
         """FLOP/s of the fastest of them in a dtype."""
-        return max(each.flops_per_second for each in self.matmuls if each.dtype == dtype)
+        return max(matmul.flops_per_second for matmul in self.matmuls if matmul.dtype == dtype)
 
 
 @frozen(kw_only=True)

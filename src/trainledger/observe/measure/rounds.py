@@ -57,15 +57,15 @@ class Timing:
 
     @property
     def undisturbed(self) -> list[Block]:
-        return [each for each in self.blocks if not each.disturbed]
+        return [block for block in self.blocks if not block.disturbed]
 
     def best(self) -> tuple[float, float | None]:
         """Seconds of a call and others' share: the median undisturbed block, or the fastest calls of all."""
-        kept = sorted(self.undisturbed, key=lambda each: each.seconds)
+        kept = sorted(self.undisturbed, key=lambda block: block.seconds)
         if kept:
             middle = kept[(len(kept) - 1) // 2]
             return middle.seconds, middle.others
-        fastest = min(self.blocks, key=lambda each: each.fastest)
+        fastest = min(self.blocks, key=lambda block: block.fastest)
         return fastest.fastest, fastest.others
 
 
@@ -76,7 +76,7 @@ def busy_sentence(timings: Sequence[Timing], whole: Sample) -> str | None:
     of each short block shows only there.
     """
     blocks = [block for timing in timings for block in timing.blocks]
-    without, disturbed = sum(not each.undisturbed for each in timings), sum(block.disturbed for block in blocks)
+    without, disturbed = sum(not timing.undisturbed for timing in timings), sum(block.disturbed for block in blocks)
     slow = f"{BUSY}, or it ran below its full speed"
     if without:
         what = f"{without} of {len(timings)} kernels have no undisturbed sample"
@@ -120,7 +120,7 @@ def time_all(
 
     ``pace`` is that of the processor where it is the device.
     """
-    timings = [Timing(each, each.build()) for each in chosen]
+    timings = [Timing(kernel, kernel.build()) for kernel in chosen]
     block = seconds / rounds / len(timings)
     for timing in timings:
         timing.call()

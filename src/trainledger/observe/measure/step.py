@@ -64,7 +64,7 @@ def from_few_blocks(run: Run, rehearsed: Callable[[Run], Ledger]) -> Ledger | No
 def _longest(run: Run) -> LayerRun | None:
     """The run of layers with the most equal rounds behind the leading dense ones, which a shorter model has too."""
     runs = layer_runs(run.model, run.recipe)
-    best = max(runs, key=lambda each: int(each.count))
+    best = max(runs, key=lambda layer_run: int(layer_run.count))
     if best.count < LEAST or _shorter(run, best, LEAST) is None:
         return None
     return best
@@ -77,7 +77,10 @@ def _shorter(run: Run, longest: LayerRun, rounds: int) -> Run | None:
     if recipe.activation_checkpointing.kind == "segments":
         recipe = replace(recipe, activation_checkpointing=Segments(n_blocks=group_size(run.model, recipe)))
     shorter = replace(run, model=model, recipe=recipe)
-    wanted = [replace(each, count=rounds) if each == longest else each for each in layer_runs(run.model, run.recipe)]
+    wanted = [
+        replace(layer_run, count=rounds) if layer_run == longest else layer_run
+        for layer_run in layer_runs(run.model, run.recipe)
+    ]
     dense = 0 if model.experts is None else model.experts.n_dense_layers
     if model.n_layers < max(1, dense) or list(layer_runs(model, recipe)) != wanted:
         return None
@@ -88,7 +91,7 @@ def _multiplied(run: Run, longest: LayerRun, rehearsed: Callable[[Run], Ledger])
     known: dict[Counts, Ledger] = {}
     size = len(longest.kinds)
     runs = layer_runs(run.model, run.recipe)
-    first = sum(len(each.kinds) * each.count for each in runs[: runs.index(longest)])
+    first = sum(len(layer_run.kinds) * layer_run.count for layer_run in runs[: runs.index(longest)])
 
     def at(counts: Counts) -> Ledger:
         if counts not in known:
@@ -105,10 +108,10 @@ def _multiplied(run: Run, longest: LayerRun, rehearsed: Callable[[Run], Ledger])
     (rounds,) = folded.counts
 
     def placed(path: str) -> str:
-        found = _LAYER.match(path)
-        if found is None or int(found[1]) < first + (rounds + 1) // 2 * size:
+        match = _LAYER.match(path)
+        if match is None or int(match[1]) < first + (rounds + 1) // 2 * size:
             return path
-        return _LAYER.sub(f"layers.{int(found[1]) + (longest.count - rounds) * size}", path)
+        return _LAYER.sub(f"layers.{int(match[1]) + (longest.count - rounds) * size}", path)
 
     return folded.at((longest.count,), placed=placed)
 
@@ -186,7 +189,7 @@ def metered_step(
     make_states(model, optimizer)
     # The closed form has what dispatch shows.
     recorder = Recorder(model, optimizer, clocked=clocked, hidden=False)
-    recorder.resident([each for pair in batches for each in pair], "batch")
+    recorder.resident([tensor for pair in batches for tensor in pair], "batch")
     recorder.resident(gradient_buffers(optimizer), "gradients")
     scaler = None
     if run.recipe.precision.loss_scaling:

@@ -39,12 +39,12 @@ def odd_shapes(ledger: Ledger, step: int) -> Iterator[Finding]:
     """A finding where much of the matmuls' FLOPs has a size that is no multiple of 8."""
     sizes: dict[int, int] = {}
     total = odd = 0
-    for each in ledger:
-        if each.kind != "matmul" or len(each.shape) != 4:
+    for entry in ledger:
+        if entry.kind != "matmul" or len(entry.shape) != 4:
             continue
-        flops = each.flops * each.times
+        flops = entry.flops * entry.times
         total += flops
-        wrong = {size for size in each.shape[1:] if size > 1 and size % MULTIPLE}
+        wrong = {size for size in entry.shape[1:] if size > 1 and size % MULTIPLE}
         odd += flops if wrong else 0
         for size in wrong:
             sizes[size] = sizes.get(size, 0) + flops
@@ -106,7 +106,7 @@ class Piles:
 
 def _tensors() -> list[Tensor]:
     # isinstance asks some objects for a property and wakes it
-    return [each for each in gc.get_objects() if issubclass(type(each), Tensor)]
+    return [get_object for get_object in gc.get_objects() if issubclass(type(get_object), Tensor)]
 
 
 def _kind(tensor: Tensor) -> Kind:
@@ -115,14 +115,14 @@ def _kind(tensor: Tensor) -> Kind:
 
 
 def _census() -> Counter[Kind]:
-    return Counter(_kind(each) for each in _tensors())
+    return Counter(_kind(tensor) for tensor in _tensors())
 
 
 def _holder(alike: list[Tensor]) -> Holder | None:
     """What holds one of these together with others: a list, a dict, an attribute, not the variable of the last one."""
     files = Files(main_script() or "<loop>")
-    for each in alike[:_ASKED]:
-        found = holder_of(each, sys._getframe(), files)
+    for tensor in alike[:_ASKED]:
+        found = holder_of(tensor, sys._getframe(), files)
         if found is not None and found.kind != "variable":
             return found
     return None
@@ -131,16 +131,16 @@ def _holder(alike: list[Tensor]) -> Holder | None:
 def _sentence(more: dict[Kind, int]) -> str:
     """Of the kinds of which there is more: the one that something named holds, else the one with the most bytes."""
     piles: dict[Kind, list[Tensor]] = {kind: [] for kind in more}
-    for each in _tensors():
-        if (kind := _kind(each)) in piles:
-            piles[kind].append(each)
-    by_size = sorted(piles, key=lambda kind: -sum(each.nbytes for each in piles[kind]))
+    for tensor in _tensors():
+        if (kind := _kind(tensor)) in piles:
+            piles[kind].append(tensor)
+    by_size = sorted(piles, key=lambda kind: -sum(pile.nbytes for pile in piles[kind]))
     held = next(((kind, found) for kind in by_size if (found := _holder(piles[kind])) is not None), None)
     kind, holder = held if held is not None else (by_size[0], None)
     what = f"{kind.dtype}{list(kind.shape)}" + (f" of {kind.made_by}" if kind.made_by else "")
     sentence = (
         f"Since {_STEPS} steps there are {counted(more[kind], 'tensor')} {what} more, {len(piles[kind]):,} now "
-        f"({format_nbytes(sum(each.nbytes for each in piles[kind]))})"
+        f"({format_nbytes(sum(pile.nbytes for pile in piles[kind]))})"
     )
     if holder is not None:
         sentence += f", in `{holder.name}` ({holder.kind})" + (f", added at {holder.line}" if holder.line else "")
@@ -197,7 +197,7 @@ class DeepSteps:
         kind = Recorder if self._alone else RealRankRecorder
         recorder = kind(self._model, self._optimizers, clocked=self._on_cpu, find_phases=True, lines=Lines())
         recorder.is_guest = True
-        there = (each.grad for each in self._model.parameters() if each.grad is not None)
+        there = (parameter.grad for parameter in self._model.parameters() if parameter.grad is not None)
         recorder.resident(there, "gradients")  # the loop may go on to add to them
         self._stack.enter_context(recorded(recorder) if isinstance(recorder, RealRankRecorder) else recorder)
         # Which checkpointing keeps: memory of this device, that no operation makes
@@ -220,20 +220,22 @@ class DeepSteps:
         self.recorded = False
         if self._recorder is not None:
             self._stack.close()
-            found, self._recorder = self._recorder.ledger(tokens=tokens, writer="measure"), None
+            ledger, self._recorder = self._recorder.ledger(tokens=tokens, writer="measure"), None
             if self._calls:
                 self.slowed = self.slowed[:1]  # code that runs compiled has no lines
                 eager = "" if is_compiled(self._model) and follows_compiled(self._model) else _EAGER
                 yield Finding(_SKIPPED, number, f"Step {number} of a compiled loop was recorded{eager}; {_AGAIN}.")
-            if found.partial:
-                yield Finding(_SKIPPED, number, f"Step {number} has no ledger: {found.partial}")
+            if ledger.partial:
+                yield Finding(_SKIPPED, number, f"Step {number} has no ledger: {ledger.partial}")
             else:
-                self.ledger, self.recorded = replace(found, micro_batches=forwards or found.micro_batches), True
+                self.ledger, self.recorded = replace(ledger, micro_batches=forwards or ledger.micro_batches), True
                 yield from odd_shapes(self.ledger, number)
         elif number in self.slowed[-1:]:
             self._stack.close()
-            for each in self._watched():
-                yield Finding(each.kind, number, f"{each.line}: {each.what}: {each.why}; {each.instead}.")
+            for finding in self._watched():
+                yield Finding(
+                    finding.kind, number, f"{finding.line}: {finding.what}: {finding.why}; {finding.instead}."
+                )
         yield from self.before(number + 1)
 
     def stop(self) -> None:

@@ -39,10 +39,10 @@ class Watching(Observer):
             return
         known = {name: usage.get(name) for name in ("memory_nbytes", "others", "slowdown")}
         phases = record.phase_seconds
-        for each in self._watch.see(
+        for finding in self._watch.see(
             Seen(record.step, record.seconds, phases, outside=outside, saved_nbytes=saved, **known)
         ):
-            self._find(each)
+            self._find(finding)
 
     def on_evaluation(self, record: EvaluationRecord) -> None:
         self._outside["evaluation"] = sum(record.phase_seconds.values())
@@ -50,10 +50,10 @@ class Watching(Observer):
     def on_checkpoint(self, step: int, path: Path, seconds: float) -> None:
         if not self._state.run.recipe.checkpoints.asynchronous:
             self._outside["checkpoint"] = seconds
-            self._saved_nbytes = sum(each.stat().st_size for each in path.rglob("*") if each.is_file())
+            self._saved_nbytes = sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
 
-    def _find(self, found: Finding) -> None:
-        self._say(found.sentence)
-        event = {"event": "finding", "step": found.step, "name": found.name, "sentence": found.sentence}
+    def _find(self, finding: Finding) -> None:
+        self._say(finding.sentence)
+        event = {"event": "finding", "step": finding.step, "name": finding.name, "sentence": finding.sentence}
         with (self._state.run_dir / "metrics.jsonl").open("a", encoding="utf-8") as lines:
             lines.write(json.dumps(event) + "\n")

@@ -126,7 +126,7 @@ class LoopMeter:
         hear_model: bool,
     ) -> None:
         self._optimizer = optimizers[-1]
-        device = next((each.device for each in model.parameters()), torch.device("cpu"))
+        device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
         ranks = dist.is_available() and dist.is_initialized()
         self.rank, self._world = (dist.get_rank(), dist.get_world_size()) if ranks else (0, 1)
         self._tokens_given = tokens
@@ -155,8 +155,8 @@ class LoopMeter:
             self._deep = DeepSteps(deep, model, optimizers, device, alone=self._world == 1)
             self._stack.callback(self._deep.stop)
             self._hooks.around_update = self._deep.update
-            for each in self._deep.before(first_step):
-                self._find(each)
+            for finding in self._deep.before(first_step):
+                self._find(finding)
 
     @property
     def steps(self) -> int:
@@ -271,9 +271,9 @@ class LoopMeter:
     def count(self, batch: Any) -> None:
         """Count the tokens of a micro-batch: of the first integers [B, T] in it."""
         self._speed.see_format()
-        for each in tree_leaves(batch):
-            if isinstance(each, Tensor) and each.dim() == 2 and not each.is_floating_point():
-                self._clock.step.tokens += each.numel()
+        for tree_leaf in tree_leaves(batch):
+            if isinstance(tree_leaf, Tensor) and tree_leaf.dim() == 2 and not tree_leaf.is_floating_point():
+                self._clock.step.tokens += tree_leaf.numel()
                 return
 
     def _updated(self) -> None:
@@ -289,8 +289,8 @@ class LoopMeter:
             self._find(Finding("unheard model", step.number, _NOT_HEARD))
         if self._deep is not None:
             forwards = sum(phase == FORWARD for phase, _ in step.begins)
-            for each in self._deep.after(step.number, self._tokens_of(step), forwards):
-                self._find(each)
+            for finding in self._deep.after(step.number, self._tokens_of(step), forwards):
+                self._find(finding)
             if self._deep.recorded and self._deep.ledger is not None:
                 self._speed.record(self._deep.ledger)
                 told = self._speed.forecast(self._deep.ledger)
@@ -327,18 +327,18 @@ class LoopMeter:
             self.directory.write(line, outside, metered=metered)
             send({**{name: each for name, each in line.items() if isinstance(each, float)}, **speed}, step.number)
         if not metered:
-            for each in self._watch.see(seen):
-                self._find(each)
-                if each.name == MEMORY_GROWS:
+            for finding in self._watch.see(seen):
+                self._find(finding)
+                if finding.name == MEMORY_GROWS:
                     self._piles.begin()
-        for each in (*self._piles.look(step.number), *self._ranks.exchange(step.number, phases)):
-            self._find(each)
+        for finding in (*self._piles.look(step.number), *self._ranks.exchange(step.number, phases)):
+            self._find(finding)
 
-    def _find(self, found: Finding) -> None:
+    def _find(self, finding: Finding) -> None:
         if self.rank == 0:
-            self._say(found.sentence)
+            self._say(finding.sentence)
             if self.directory is not None:
-                self.directory.event("finding", found.step, name=found.name, sentence=found.sentence)
+                self.directory.event("finding", finding.step, name=finding.name, sentence=finding.sentence)
 
 
 _UNHEARD = 2  # steps: a first one may prepare the states of an optimizer

@@ -228,8 +228,8 @@ class Hooks:
         self.inputs: Callable[[tuple[Any, ...], dict[str, Any]], object] = lambda args, kwargs: None
         self.around_update: Callable[[], AbstractContextManager[None]] = nullcontext
         self._handles: list[Any] = [
-            *(each.register_step_pre_hook(self._before_update) for each in optimizers),
-            *(each.register_step_post_hook(self._after_update) for each in optimizers),
+            *(optimizer.register_step_pre_hook(self._before_update) for optimizer in optimizers),
+            *(optimizer.register_step_post_hook(self._after_update) for optimizer in optimizers),
         ]
         if model is not None:
             self._model = weakref.ref(model)
@@ -237,8 +237,8 @@ class Hooks:
             self._handles.append(self._heard)
 
     def remove(self) -> None:
-        for each in self._handles:
-            each.remove()
+        for handle in self._handles:
+            handle.remove()
         self._updating.close()
 
     @guest
@@ -257,7 +257,7 @@ class Hooks:
         self._clock.begin(LOSS)
         self._in_backward = False
         # Of nodes and not of tensors: these may be parameters, and one with hooks warns when it is saved.
-        nodes = {each.grad_fn for each in tree_leaves(output) if isinstance(each, Tensor)} - {None}
+        nodes = {tree_leaf.grad_fn for tree_leaf in tree_leaves(output) if isinstance(tree_leaf, Tensor)} - {None}
         for node in nodes:
             node.register_prehook(self._at_backward)  # type: ignore[union-attr]
 

@@ -71,7 +71,7 @@ class Speed:
     """``basis`` says where the FLOPs come from: given, measured (a recorded step), or assumed (6 N D)."""
 
     def __init__(self, model: nn.Module, device: torch.device, model_flops: int | None, ranks: int) -> None:
-        self._trained = [each for each in model.parameters() if each.requires_grad]
+        self._trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
         self._device, self._ranks = device, ranks
         self._model_flops = model_flops
         self.basis = "assumed" if model_flops is None else "given"
@@ -84,14 +84,16 @@ class Speed:
     @property
     def parameters(self) -> int:
         """Trained parameters, of a DTensor the whole; of a lazy module those that it has by now."""
-        return sum(each.numel() for each in self._trained if not is_lazy(each))
+        return sum(parameter.numel() for parameter in self._trained if not is_lazy(parameter))
 
     def see_format(self) -> None:
         """Take note, inside of a forward, of the format that matmuls are in."""
         kind = self._device.type
         if self._format is None:
             autocast = torch.is_autocast_enabled(kind)
-            found = [torch.get_autocast_dtype(kind)] if autocast else [each.dtype for each in self._trained[:1]]
+            found = (
+                [torch.get_autocast_dtype(kind)] if autocast else [parameter.dtype for parameter in self._trained[:1]]
+            )
             self._format = dtype_name(found[0]) if found else ""
 
     def record(self, ledger: Ledger) -> None:

@@ -74,9 +74,9 @@ class Watch:
     def see(self, step: Seen) -> list[Finding]:
         """What begins with this step."""
         self._steps += 1
-        found = list(self._of_checkpoint(step))
+        findings = list(self._of_checkpoint(step))
         if self._steps <= WARM_UP:
-            return found
+            return findings
         if len(self._recent) == WINDOW:
             self._before.append(self._recent[0])
         self._recent.append(step)
@@ -84,12 +84,12 @@ class Watch:
         if whole and not self._first:
             self._first = list(self._recent)
         if self._steps % EVERY:
-            return found
+            return findings
         now = dict(self._findings()) if whole else {}
-        found += [Finding(name, step.step, sentence) for name, sentence in now.items() if name not in self._on]
+        findings += [Finding(name, step.step, sentence) for name, sentence in now.items() if name not in self._on]
         not_asked = {MEMORY_GROWS} if self._steps % WINDOW else set()
         self._on = {*now} | self._on & not_asked
-        return found
+        return findings
 
     def _of_checkpoint(self, step: Seen) -> Iterator[Finding]:
         self._since_checkpoint += step.seconds + sum(step.outside.values())
@@ -228,7 +228,7 @@ class RankTimes:
 
     def exchange(self, step: int, phases: Mapping[str, float]) -> list[Finding]:
         """Take this rank's step; on the first rank, what is now known of all."""
-        self._own.append(sum(each for name, each in phases.items() if name != GRADIENT_WAIT))
+        self._own.append(sum(phase for name, phase in phases.items() if name != GRADIENT_WAIT))
         self._steps += 1
         if self._store is None:
             return []
@@ -242,8 +242,8 @@ class RankTimes:
         if not self._asked or self._store is None or not self._store.check(self._asked[0][1]):
             return []
         step, keys = self._asked.pop(0)
-        found = slow_rank({rank: float(self._store.get(key)) for rank, key in enumerate(keys)}, step)
+        finding = slow_rank({rank: float(self._store.get(key)) for rank, key in enumerate(keys)}, step)
         for key in keys:
             self._store.delete_key(key)
-        before, self._slow = self._slow, "" if found is None else found.sentence.split(" computes")[0]
-        return [] if found is None or before == self._slow else [found]
+        before, self._slow = self._slow, "" if finding is None else finding.sentence.split(" computes")[0]
+        return [] if finding is None or before == self._slow else [finding]

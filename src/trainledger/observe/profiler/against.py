@@ -140,8 +140,8 @@ class RanksAgainst(Answer, report="pages.profile_against"):
     @property
     def shared(self) -> tuple[tuple[RankProfile, RankProfile], ...]:
         """Each rank that both have, before and after."""
-        then = {each.rank: each for each in self.before.ranks}
-        return tuple((then[each.rank], each) for each in self.after.ranks if each.rank in then)
+        then = {rank.rank: rank for rank in self.before.ranks}
+        return tuple((then[rank.rank], rank) for rank in self.after.ranks if rank.rank in then)
 
 
 def ranks_against(after: Ranks, before: Ranks) -> RanksAgainst:

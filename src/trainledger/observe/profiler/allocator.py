@@ -49,8 +49,8 @@ def origin_of(frames: Sequence[Mapping[str, Any]]) -> Origin:
     """
     if not frames:
         return Origin(BACKWARD, "")
-    files = [str(each.get("filename", "")) for each in frames]
-    names = [str(each.get("name", "")) for each in frames]
+    files = [str(frame.get("filename", "")) for frame in frames]
+    names = [str(frame.get("name", "")) for frame in frames]
     return Origin(_category(files, names), _line(frames, files))
 
 
@@ -73,9 +73,9 @@ def _category(files: Sequence[str], names: Sequence[str]) -> str:
 
 def _line(frames: Sequence[Mapping[str, Any]], files: Sequence[str]) -> str:
     """The innermost line that is no library's, as the last two parts of its path and its number."""
-    for each, file in zip(frames, files, strict=True):
+    for frame, file in zip(frames, files, strict=True):
         if not _SITES.search(file):
-            return f"{'/'.join(file.split('/')[-2:])}:{each.get('line', 0)}"
+            return f"{'/'.join(file.split('/')[-2:])}:{frame.get('line', 0)}"
     return ""
 
 
@@ -126,7 +126,7 @@ def allocator_peak(path: str | os.PathLike[str]) -> AllocatorPeak:
     """
     found = _plain(path)
     traces = found.get("device_traces") if isinstance(found, dict) else None
-    if not isinstance(traces, list) or not all(isinstance(each, list) for each in traces):
+    if not isinstance(traces, list) or not all(isinstance(trace, list) for trace in traces):
         raise _refused(path, "is no snapshot of CUDA's allocator (it has no device_traces)")
     device = max(range(len(traces)), key=lambda number: len(traces[number]), default=0)
     events = traces[device] if traces else []
@@ -192,8 +192,8 @@ def _peak(name: str, device: int, events: Sequence[Event], found: Mapping[str, A
         at=at,
         during=_during(annotations, events[at]),
         nbytes=nbytes,
-        by_category=dict(sorted(sizes.items(), key=lambda each: -each[1])),
-        sites=tuple(Site(*of, *runs) for of, runs in sorted(sites.items(), key=lambda each: -each[1][1])),
+        by_category=dict(sorted(sizes.items(), key=lambda size: -size[1])),
+        sites=tuple(Site(*of, *runs) for of, runs in sorted(sites.items(), key=lambda site: -site[1][1])),
         reserved_nbytes=reserved[at + 1],
         most_reserved_nbytes=max(reserved),
         end_nbytes=end_nbytes,
@@ -249,7 +249,7 @@ def _during(annotations: Sequence[Event], event: Event) -> str:
 
 
 def _doubts(events: Sequence[Mapping[str, Any]], unknown: int, before: int, most: int) -> Iterator[str]:
-    if not any(each.get("frames") for each in events):
+    if not any(event.get("frames") for event in events):
         yield "No stacks were recorded, so nothing says what memory is for: record with stacks='python' or 'all'."
     if unknown:
         yield (

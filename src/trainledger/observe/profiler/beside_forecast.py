@@ -212,18 +212,18 @@ def beside(found: Profile | Ranks, plan: Plan, advice: Advice | None = None) -> 
     return ProfileBeside(profile, plan, rank, reached, bars, both, rows, remedies, tuple(notes), ranks)
 
 
-def _account_of(found: Profile, plan: Plan) -> tuple[Ledger, str, list[str]]:
+def _account_of(profile: Profile, plan: Plan) -> tuple[Ledger, str, list[str]]:
     """The account of the rank that a profile is of, what it is called, and sentences on what was assumed."""
     run = plan.run
     notes = []
-    if found.ranks and found.ranks != run.layout.devices:
-        notes.append(f"The trace is of {found.ranks:,} ranks, the run of {run.layout.devices:,}.")
+    if profile.ranks and profile.ranks != run.layout.devices:
+        notes.append(f"The trace is of {profile.ranks:,} ranks, the run of {run.layout.devices:,}.")
     if not plan.ranks:
         return plan.ledger, "the one device", notes
-    stage = 0 if found.rank is None else stage_of_rank(run, found.rank)
-    if found.rank is None and len(plan.ranks) > 1:
+    stage = 0 if profile.rank is None else stage_of_rank(run, profile.rank)
+    if profile.rank is None and len(plan.ranks) > 1:
         notes.append("The trace does not say which rank it is of: assuming one of the first stage.")
-    some = [each for each in plan.ranks if each.stage == stage] or list(plan.ranks)
+    some = [rank for rank in plan.ranks if rank.stage == stage] or list(plan.ranks)
     return some[0].ledger, some[0].title, notes
 
 
@@ -249,7 +249,7 @@ def _in_nanoseconds(causes: Mapping[str, float], seconds: float | None) -> dict[
     """The causes of a forecast's step in whole nanoseconds that sum to it; empty where no time is known."""
     if seconds is None or not causes:
         return {}
-    whole = {IDEAL if name == "ideal" else name: nanoseconds(float(each)) for name, each in causes.items()}
+    whole = {IDEAL if name == "ideal" else name: nanoseconds(float(cause)) for name, cause in causes.items()}
     largest = max(whole, key=lambda name: abs(whole[name]))
     whole[largest] += nanoseconds(float(seconds)) - sum(whole.values())
     return whole

@@ -78,8 +78,8 @@ def measured_waterfall(
         *(MeasuredBar(each, "", step.parts_ns[each]) for each in (times.EVALUATION, times.CHECKPOINTS)),
         MeasuredBar(UNEXPLAINED, "kernels of no known kind", step.parts_ns["other"]),
     ]
-    assert sum(each.nanoseconds for each in bars) == step.nanoseconds
-    return tuple(each for each in bars if each.nanoseconds)
+    assert sum(bar.nanoseconds for bar in bars) == step.nanoseconds
+    return tuple(bar for bar in bars if bar.nanoseconds)
 
 
 def _computing(
@@ -87,12 +87,12 @@ def _computing(
 ) -> Iterator[MeasuredBar]:
     """Model FLOPs at the peak, then what matmuls, attention and convolutions take beyond it."""
     at_peak: dict[tuple[str, str, str, bool], int] = {}
-    for each in rates:
-        if not each.recomputed and (ideal := each.model_at_peak_ns(peaks)) is not None:
-            at_peak[each.key] = at_peak.get(each.key, 0) + round(ideal)
+    for rate in rates:
+        if not rate.recomputed and (ideal := rate.model_at_peak_ns(peaks)) is not None:
+            at_peak[rate.key] = at_peak.get(rate.key, 0) + round(ideal)
     counted = sum(at_peak.values())
     if not counted and model_ns is None:
-        yield from (MeasuredBar(COMPUTE, each, step.parts_ns[each]) for each in COMPUTE_PARTS)
+        yield from (MeasuredBar(COMPUTE, compute_part, step.parts_ns[compute_part]) for compute_part in COMPUTE_PARTS)
         return
     useful = counted if model_ns is None else round(model_ns)
     rounded = counted - useful if abs(counted - useful) <= len(at_peak) else 0  # each matmul's share was rounded

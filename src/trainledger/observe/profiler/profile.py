@@ -149,12 +149,12 @@ class Profile(Answer, report="pages.profile"):
     @property
     def flops(self) -> int:
         """FLOPs of matmuls, attention and convolutions in that step, recomputed ones included."""
-        return sum(each.flops for each in self.matmuls)
+        return sum(matmul.flops for matmul in self.matmuls)
 
     @property
     def model_flops(self) -> int:
         """The same without what runs again: checkpointed regions, scores in the backward of a fused attention."""
-        return sum(each.model_flops for each in self.matmuls)
+        return sum(matmul.model_flops for matmul in self.matmuls)
 
     @property
     def hfu(self) -> float | None:
@@ -162,12 +162,12 @@ class Profile(Answer, report="pages.profile"):
 
         None where shapes were not recorded or the device, or a format's peak on it, is not in the catalog.
         """
-        return self._of_peak(lambda each, peaks: each.at_peak_ns(peaks))
+        return self._of_peak(lambda matmul_rate, peaks: matmul_rate.at_peak_ns(peaks))
 
     @property
     def mfu(self) -> float | None:
         """The same of model FLOPs: nothing that runs again counts."""
-        return self._of_peak(lambda each, peaks: each.model_at_peak_ns(peaks))
+        return self._of_peak(lambda matmul_rate, peaks: matmul_rate.model_at_peak_ns(peaks))
 
     @property
     def peaks(self) -> Mapping[str, float]:

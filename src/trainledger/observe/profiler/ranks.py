@@ -141,8 +141,10 @@ class RankProfile:
     @property
     def waterfall(self) -> tuple[MeasuredBar, ...]:
         """The bars of its median step, with what it waits for the slowest rank as one of them."""
-        found, waited = self.profile, self.waited_in_median_ns
-        return measured_waterfall(found.step, found.split, found.matmuls, found.peaks, waiting_for_others_ns=waited)
+        profile, waited = self.profile, self.waited_in_median_ns
+        return measured_waterfall(
+            profile.step, profile.split, profile.matmuls, profile.peaks, waiting_for_others_ns=waited
+        )
 
 
 @dataclass(frozen=True)
@@ -171,7 +173,7 @@ class Ranks(Answer, report="pages.profile_ranks"):
     @property
     def slowest(self) -> RankProfile | None:
         """The rank with the longest step without its waits; None where that is within a fiftieth of the median."""
-        longest = max(self.ranks, key=lambda each: each.own_ns)
+        longest = max(self.ranks, key=lambda rank: rank.own_ns)
         return longest if longest.own_ns - self.own_ns > _WORTH_A_NAME * self.step_ns else None
 
     @property
@@ -233,11 +235,11 @@ class _Seen:
 
 def trace_files(folder: str | os.PathLike[str]) -> list[Path]:
     """The traces in a directory, by name; raises `InvalidInput` where there are none."""
-    found = sorted(each for each in Path(folder).iterdir() if each.name.endswith((".json", ".json.gz")))
-    if not found:
+    paths = sorted(path for path in Path(folder).iterdir() if path.name.endswith((".json", ".json.gz")))
+    if not paths:
         rule = "has no traces (*.json, *.json.gz); name a file, or the directory that profilers of all ranks wrote to"
         raise InvalidInput([Problem("--trace", str(folder), rule)])
-    return found
+    return paths
 
 
 def ranks_of(

@@ -141,7 +141,7 @@ def _updates(recording: Recording) -> Mask:
 def calls_on_host(recording: Recording) -> dict[str, Intervals]:
     """Of a program without a device: the moments inside operators that call collectives, by kind of collective."""
     operators = recording.operators
-    kinds = np.array([collective_named(each) if is_collective(each) else "" for each in recording.names], dtype=object)
+    kinds = np.array([collective_named(name) if is_collective(name) else "" for name in recording.names], dtype=object)
     of = kinds[operators.names] if len(operators) else kinds[:0]
     return {kind: operators.moments(of == kind) for kind in sorted({*of} - {""})}
 
@@ -157,7 +157,7 @@ def kinds_on_host(recording: Recording, again: Mask) -> dict[str, Intervals]:
             kind = RECOMPUTATION if again[index] else "optimizer" if updates[index] else kind
         if end > begin:
             pieces.setdefault(kind, []).append((begin, end))
-    return {kind: merged(np.array(each, dtype=np.int64)) for kind, each in pieces.items()}
+    return {kind: merged(np.array(piece, dtype=np.int64)) for kind, piece in pieces.items()}
 
 
 def _alone(spans: Spans) -> Iterator[tuple[int, int, int]]:
@@ -255,7 +255,7 @@ def timeline(recording: Recording) -> Timeline:
 
 def step_time(times: Timeline, step: Step) -> StepTime:
     """The parts of one step."""
-    parts = {name: length(each) for name, each in moments_of(times, step).items()}
+    parts = {name: length(moment) for name, moment in moments_of(times, step).items()}
     communication = length(within(times.kinds.get(COMMUNICATION, NOTHING), *step.device_ns))
     return StepTime(step, parts, communication, communication - parts[EXPOSED])
 

@@ -58,9 +58,9 @@ def steps_of(recording: Recording) -> Steps:
 
 def extent(recording: Recording) -> tuple[int, int]:
     """When the first event on the host begins and the last one ends."""
-    there = [each for each in (recording.operators, recording.launches, recording.annotations) if len(each)]
+    there = [spans for spans in (recording.operators, recording.launches, recording.annotations) if len(spans)]
     there = there or [recording.work]
-    return min(int(each.begins_ns[0]) for each in there), max(int(each.ends_ns.max()) for each in there)
+    return min(int(spans.begins_ns[0]) for spans in there), max(int(spans.ends_ns.max()) for spans in there)
 
 
 def _extent_of(recording: Recording) -> tuple[int, int]:
@@ -71,7 +71,7 @@ def _extent_of(recording: Recording) -> tuple[int, int]:
 def _by_marks(recording: Recording) -> tuple[list[int], list[str], str]:
     marks = recording.named(recording.annotations, _MARKED)
     edges = [*marks.begins_ns.tolist(), *marks.ends_ns.tolist()[-1:]]
-    return edges, [recording.names[each].partition("#")[2] for each in marks.names], "ProfilerStep annotations"
+    return edges, [recording.names[name].partition("#")[2] for name in marks.names], "ProfilerStep annotations"
 
 
 def _by_updates(recording: Recording) -> tuple[list[int], list[str], str]:
@@ -80,7 +80,7 @@ def _by_updates(recording: Recording) -> tuple[list[int], list[str], str]:
     order = np.argsort(updates.ends_ns, kind="stable")
     first, period = _updates_of_a_step(recording, updates.ends_ns[order], updates.names[order])
     edges = updates.ends_ns[order][first::period].tolist()
-    names = [str(each + 2) for each in range(len(edges) - 1)]
+    names = [str(index + 2) for index in range(len(edges) - 1)]
     return edges, names, "the ends of Optimizer.step annotations" + (f", {period} a step" if period > 1 else "")
 
 
@@ -120,7 +120,7 @@ def _by_repetition(recording: Recording) -> tuple[list[int], list[str], str]:
             places = np.flatnonzero(names == name)
             if _alike(names, places):
                 begins = when[places]
-                return begins.tolist(), [str(each + 1) for each in range(len(begins) - 1)], "repetition"
+                return begins.tolist(), [str(index + 1) for index in range(len(begins) - 1)], "repetition"
     return [], [], ""
 
 
@@ -168,7 +168,7 @@ def launched(recording: Recording) -> npt.NDArray[np.int64]:
 def _on_device(recording: Recording, edges: list[int], names: list[str]) -> tuple[Step, ...]:
     hosts = list(itertools.pairwise(edges))
     if not recording.on_device:
-        return tuple(Step(name, each, each) for name, each in zip(names, hosts, strict=True))
+        return tuple(Step(name, host, host) for name, host in zip(names, hosts, strict=True))
     when, work = launched(recording), recording.work
     begins = [int(min(work.begins_ns[when >= edge], default=edge)) for edge in edges[:-1]]
     end = int(max(work.ends_ns[(when >= edges[-2]) & (when < edges[-1])], default=begins[-1]))

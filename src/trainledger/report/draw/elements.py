@@ -86,7 +86,7 @@ def text(x: float, y: float, lines: Iterable[str], **attributes: object) -> str:
     first, *others = (escape(words, quote=False) or " " for words in lines)
     if others:
         first = element("tspan", first, x=float(x)) + "".join(
-            element("tspan", each, x=float(x), dy=LINE) for each in others
+            element("tspan", other, x=float(x), dy=LINE) for other in others
         )
     return element("text", first, x=float(x), y=float(y), **attributes)
 

@@ -134,7 +134,7 @@ def _adapters(run: Run) -> Iterator[Problem]:
         rule = "there are no adapters for experts (model.feed_forward): train all weights with recipe.lora = none"
         yield Problem("recipe.lora.rank", lora.rank, rule)
     elif not any(is_target(layer, lora.targets) for layer in _linear_layers(spec)):
-        rule = f"names no linear layer of this model: {', '.join(each.split('.')[1] for each in _linear_layers(spec))}"
+        rule = f"names no linear layer of this model: {', '.join(name.split('.')[1] for name in _linear_layers(spec))}"
         yield Problem("recipe.lora.targets", list(lora.targets), rule, "linear")
     if spec.n_mtp_layers:
         rule = "there are no adapters for modules of multi-token prediction: train all weights with recipe.lora = none"

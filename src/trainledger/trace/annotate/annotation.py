@@ -256,10 +256,10 @@ class Account:
         """
         if changed:
             self._changed.add(line)
-        found = self.lines.get(line)
-        if found is None:
-            found = self.lines[line] = LineAccount()
-        return found
+        line_account = self.lines.get(line)
+        if line_account is None:
+            line_account = self.lines[line] = LineAccount()
+        return line_account
 
     def take(self, event: Event) -> LineAccount:
         """Account for an operation at its line."""
@@ -296,8 +296,8 @@ class Account:
             self._at[record] = (name, False, record.nbytes)
             line.live += record.nbytes
             self.live += record.nbytes
-            for each in (line.own, self.total):
-                each.add(0, 0, 0, record.nbytes, operations=0)
+            for work in (line.own, self.total):
+                work.add(0, 0, 0, record.nbytes, operations=0)
         self.most = max(self.most, self.live)
 
     def freed(self, record: Storage) -> None:

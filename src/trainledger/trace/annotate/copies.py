@@ -78,7 +78,7 @@ class Copy:
         self.source_dtype, self.to = dtype_name(source.dtype), dtype_name(out.dtype)
         self.source = f"{self.source_dtype}{list(source.shape)}"
         self.source_stride, self.source_nbytes = tuple(source.stride()), touched_nbytes(source)
-        self.sources, self.shape = [list(each.shape) for each in sources], list(out.shape)
+        self.sources, self.shape = [list(tensor.shape) for tensor in sources], list(out.shape)
 
     @property
     def call(self) -> str:
@@ -176,8 +176,8 @@ class Broadcasts(dict[tuple[str, str], Copy]):
             return
         caller = callers.now()
         if caller is not None and not caller.inside:
-            found = self.setdefault((caller.at, caller.expression), Copy(caller.at, caller.expression, sources, out))
-            found.count(event.allocated[0].nbytes)
+            copy = self.setdefault((caller.at, caller.expression), Copy(caller.at, caller.expression, sources, out))
+            copy.count(event.allocated[0].nbytes)
 
 
 def why_copied(func: OpOverload, name: str, args: Args, kwargs: Kwargs, out: Any) -> str:
@@ -264,17 +264,17 @@ class Syncs:
         """Count one; ``step`` is how many steps have ended before."""
         self.accelerated = self.accelerated or not device.startswith("cpu")
         what = words(name, caller.expression)
-        found = self.found.get((caller.at, what))
-        if found is None:
-            found = self.found[caller.at, what] = Sync(caller.at, what, device, caller.inside)
-        found.times += 1
-        if found.last != step:
-            found.steps += 1
-            found.last = step
+        sync = self.found.get((caller.at, what))
+        if sync is None:
+            sync = self.found[caller.at, what] = Sync(caller.at, what, device, caller.inside)
+        sync.times += 1
+        if sync.last != step:
+            sync.steps += 1
+            sync.last = step
 
     def waits(self) -> list[Sync]:
         """Those that wait for a device, of a program that uses one; else all."""
-        return [each for each in self.found.values() if not (self.accelerated and each.device.startswith("cpu"))]
+        return [sync for sync in self.found.values() if not (self.accelerated and sync.device.startswith("cpu"))]
 
 
 def words(name: str, expression: str) -> str:

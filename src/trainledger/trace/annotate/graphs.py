@@ -153,7 +153,7 @@ class Outliving:
     def end_step(self, live: Iterable[Storage], least: float, named: Callable[[set[Storage]], Named]) -> None:
         """A step is over; of the ``live`` tensors that its forward made, those that ``named`` gives are held."""
         self._held.clear()
-        large = {each for each in live if each.phase == "forward" and each.nbytes >= least}
+        large = {storage for storage in live if storage.phase == "forward" and storage.nbytes >= least}
         for record, (name, line) in named(large).items() if large else ():
             self._held[record] = self.found.setdefault(f"{name} {line}", Outlived(name, line))
 
@@ -163,7 +163,7 @@ class Outliving:
         if held is None or record.origin is None:
             return
         line = record.origin.line
-        if any(each.nbytes == record.nbytes and each.origin and each.origin.line == line for each in live):
+        if any(storage.nbytes == record.nbytes and storage.origin and storage.origin.line == line for storage in live):
             held.times += 1
             held.nbytes = max(held.nbytes, record.nbytes)
 
@@ -220,7 +220,7 @@ class Forwards:
         Where the program has not ``ended``, those after the last that was used might have been yet to come.
         """
         bounds = list(without)
-        found: dict[str, Forward] = {}
+        forwards: dict[str, Forward] = {}
         last = ""
         began = 0
         for number, matmul in sorted([*self._unused, *self._open.items()], key=lambda each: each[0]):
@@ -231,11 +231,11 @@ class Forwards:
                 continue
             if line != last or matmul.live < began:
                 last, began = line, matmul.before
-            forward = found.setdefault(line, Forward(line))
+            forward = forwards.setdefault(line, Forward(line))
             forward.operations += 1
             forward.flops += matmul.flops
             forward.grown = max(forward.grown, matmul.live - began)
-        return list(found.values())
+        return list(forwards.values())
 
 
 @dataclass(slots=True)
@@ -347,9 +347,9 @@ class Updates:
     def ran(self, func: OpOverload, args: Args, kwargs: Kwargs, event: Event | None, *, backward: bool) -> None:
         """An operation runs, a view (without an event) too: the program's own, or in a backward."""
         inputs = tensors_in(args)
-        for each in inputs:
-            if each.requires_grad and each.is_leaf:
-                self._learn(each)
+        for tensor in inputs:
+            if tensor.requires_grad and tensor.is_leaf:
+                self._learn(tensor)
         if backward:
             self._written.clear()
             self._after_backward = True
@@ -359,12 +359,12 @@ class Updates:
         if event is None:
             return
         changed = written_arguments(func, args, kwargs) if func._schema.is_mutable else []
-        written = [record for each in changed if (record := self._record_of(each)) is not None]
-        read = (self._record_of(each) for each in (*inputs, *tensors_in(kwargs)))
-        if not backward and not any(each in self._of_gradients for each in read):
+        written = [record for tensor in changed if (record := self._record_of(tensor)) is not None]
+        read = (self._record_of(tensor) for tensor in (*inputs, *tensors_in(kwargs)))
+        if not backward and not any(storage in self._of_gradients for storage in read):
             return
         self._of_gradients.update(event.allocated)
-        self._of_gradients.update(each for each in written if each not in self._parameters)
+        self._of_gradients.update(storage for storage in written if storage not in self._parameters)
         parameters = [record for record in written if record in self._parameters and record not in self._written]
         if self._after_backward and not backward and parameters and self.on_write is not None:
             self._written.update(parameters)

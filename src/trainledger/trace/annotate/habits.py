@@ -117,7 +117,7 @@ class Habits:
     @contextmanager
     def seen(self) -> Iterator[None]:
         """While inside, calls of these kinds are seen."""
-        clocks = [(time, each, around(self._timed)) for each in _CLOCKS]
+        clocks = [(time, clock, around(self._timed)) for clock in _CLOCKS]
         clips = [
             (owner, name, around(self._clipped))
             for owner in (nn.utils, nn.utils.clip_grad)
@@ -184,7 +184,7 @@ class Habits:
     def _pins_elsewhere(self, caller: Caller) -> bool:
         # A loader or a factory that pins is not followed where there is no GPU
         lines = self.files.shape(caller.frame.f_code.co_filename).lines
-        return any("pin_memory=" in each.replace(" ", "") for each in lines)
+        return any("pin_memory=" in line.replace(" ", "") for line in lines)
 
     def _timed(self, before: Callable[..., Any], *args: Any) -> Any:
         frame = sys._getframe(2)  # behind the function that `around` makes

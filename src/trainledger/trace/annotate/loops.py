@@ -274,7 +274,7 @@ class LoopGraphs:
             if grown < 0:
                 held = self._graph.nbytes_between(numbers[0], numbers[-1])
                 grown = min((last - first) // (len(ends) - 1), held // len(ends))
-            own = max(each.untyped_storage().nbytes() for each in tensors)
+            own = max(tensor.untyped_storage().nbytes() for tensor in tensors)
             if grown - own <= 0:
                 continue
             scalars, bounds = all(tensor.numel() == 1 for tensor in tensors), (numbers[0], numbers[-1])
@@ -285,23 +285,23 @@ class LoopGraphs:
 
     def ran(self, number: int) -> None:
         """A backward runs the node with this number."""
-        for each in self._watched:
-            if each.covers(number):
-                each.used = True
+        for kept in self._watched:
+            if kept.covers(number):
+                kept.used = True
 
     @property
     def never_used(self) -> list[Kept]:
         """Of each loop, the largest that no backward has used."""
         largest: dict[str, Kept] = {}
-        for each in self._found:
-            if not each.used and (each.loop not in largest or largest[each.loop].nbytes < each.nbytes):
-                largest[each.loop] = each
+        for kept in self._found:
+            if not kept.used and (kept.loop not in largest or largest[kept.loop].nbytes < kept.nbytes):
+                largest[kept.loop] = kept
         return list(largest.values())
 
     @property
     def unused_bounds(self) -> list[tuple[int, int]]:
         """The first and the last number of the nodes of all of them."""
-        return [each.bounds for each in self._found if not each.used]
+        return [kept.bounds for kept in self._found if not kept.used]
 
     def _holders(
         self, frame: FrameType, numbers: list[int], turns: Turns
@@ -344,8 +344,8 @@ def _iteration(tensor: Tensor, numbers: list[int]) -> int | None:
 def _tensors_of(value: Any, deep: bool = True) -> Iterator[Tensor]:
     """The tensors in a container and in the containers in it."""
     held = list(value.values()) if isinstance(value, dict) else list(value)
-    for each in held[-_MOST_LOOKED_AT:]:
-        if isinstance(each, Tensor):
-            yield each
-        elif deep and isinstance(each, (*_COLLECTIONS, dict)):
-            yield from _tensors_of(each, deep=False)
+    for tensor in held[-_MOST_LOOKED_AT:]:
+        if isinstance(tensor, Tensor):
+            yield tensor
+        elif deep and isinstance(tensor, (*_COLLECTIONS, dict)):
+            yield from _tensors_of(tensor, deep=False)

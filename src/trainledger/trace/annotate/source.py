@@ -196,7 +196,7 @@ def expression_at(frame: FrameType) -> str:
     first, last, begin, end = places[at]
     if first is None or last is None or begin is None or end is None:
         return ""
-    lines = [linecache.getline(frame.f_code.co_filename, each).encode() for each in range(first, last + 1)]
+    lines = [linecache.getline(frame.f_code.co_filename, index).encode() for index in range(first, last + 1)]
     if not lines or not lines[-1]:
         return ""
     lines[-1] = lines[-1][:end]
@@ -230,7 +230,9 @@ def holder_of(tensor: Any, frame: FrameType | None, files: Files) -> Holder | No
         for name, value in variables_of(each):
             if value is tensor:
                 return Holder(name, "variable", *added_to(name, each, files))
-    holding = [each for each in gc.get_referrers(tensor) if isinstance(each, (list, dict, set, tuple))]
+    holding = [
+        get_referrer for get_referrer in gc.get_referrers(tensor) if isinstance(get_referrer, (list, dict, set, tuple))
+    ]
     for level in range(2):
         known = {id(each): each for each in holding}
         for each in frames:
@@ -337,7 +339,9 @@ def _added(node: ast.stmt, name: str, attribute: bool) -> ast.expr | ast.stmt | 
         for target in node.targets:
             if isinstance(target, ast.Subscript) and is_it(target.value):
                 return node.value
-            if is_it(target) and any(is_it(each) for each in ast.walk(node.value) if isinstance(each, ast.expr)):
+            if is_it(target) and any(
+                is_it(expression) for expression in ast.walk(node.value) if isinstance(expression, ast.expr)
+            ):
                 if isinstance(node.value, ast.BinOp) and is_it(node.value.left):
                     return node.value.right
                 return node

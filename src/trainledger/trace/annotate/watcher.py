@@ -151,7 +151,7 @@ class Watcher:
     @property
     def peak_nbytes(self) -> int:
         """The most bytes live at once, with those that were live before the program."""
-        return self.account.most + sum(int(each.nbytes) for each in self.recorder.storages.there_before)
+        return self.account.most + sum(int(storage.nbytes) for storage in self.recorder.storages.there_before)
 
     def tally(self) -> Tally:
         """What was done so far, and what is there now."""
@@ -191,7 +191,7 @@ class Watcher:
         if not clears and name not in ("mul_", "div_"):
             return
         written = [self._record_of(tensor) for tensor in tensors_in(args[0])]
-        known = [each for each in written if each is not None and self.gradients.used(each)]
+        known = [storage for storage in written if storage is not None and self.gradients.used(storage)]
         if not known:
             return
         caller = None if clears else self.callers.now()

@@ -279,13 +279,13 @@ def run_on_parts(
     if operation not in _ELEMENTWISE.split() or kwargs.get("out") is not None:
         return NotImplemented
     specs = [argument._spec for argument in args[0] if isinstance(argument, DTensor)]
-    if len(specs) != len(args[0]) or not all(_alike(specs, each) for each in (*args[1:], *kwargs.values())):
+    if len(specs) != len(args[0]) or not all(_alike(specs, argument) for argument in (*args[1:], *kwargs.values())):
         return NotImplemented
-    if any(each.is_partial() for spec in specs for each in spec.placements):
+    if any(placement.is_partial() for spec in specs for placement in spec.placements):
         return NotImplemented
-    parts = [_local_parts(each) for each in args]
+    parts = [_local_parts(argument) for argument in args]
     with within():
-        made = func(*parts, **{name: _local_parts(each) for name, each in kwargs.items()})
+        made = func(*parts, **{name: _local_parts(value) for name, value in kwargs.items()})
     if func._schema.is_mutable or made is None:
         return None
     wrap: Any = DTensor

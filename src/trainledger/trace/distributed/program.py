@@ -223,15 +223,15 @@ def _as_step(
 def _parts(built: Any, batch: Any, loss: Any) -> tuple[nn.Module | None, torch.optim.Optimizer | None, Any, Any]:
     """What a program returned, distinguished by the type of each part."""
     model = optimizer = None
-    for each in built if isinstance(built, Sequence) and not isinstance(built, str) else (built,):
-        if isinstance(each, nn.Module) and model is None:
-            model = each
-        elif isinstance(each, torch.optim.Optimizer):
-            optimizer = each
-        elif callable(each) and not isinstance(each, Tensor):
-            loss = each
-        elif each is not None:
-            batch = each
+    for module in built if isinstance(built, Sequence) and not isinstance(built, str) else (built,):
+        if isinstance(module, nn.Module) and model is None:
+            model = module
+        elif isinstance(module, torch.optim.Optimizer):
+            optimizer = module
+        elif callable(module) and not isinstance(module, Tensor):
+            loss = module
+        elif module is not None:
+            batch = module
     return model, optimizer, batch, loss
 
 

@@ -116,8 +116,8 @@ class RankRecorder(Recorder):  # type: ignore[no-untyped-call]
                 if record.origin is not None:
                     record.origin.path = self._unit_path
         if self._communicating:
-            for each in event.allocated:
-                each.category = COMMUNICATION
+            for storage in event.allocated:
+                storage.category = COMMUNICATION
         if collective is not None:
             self._sent(event, collective, args, out)
         return event

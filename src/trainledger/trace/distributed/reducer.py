@@ -35,8 +35,8 @@ class Bucket:
 
     def __init__(self, indices: Sequence[int], of: Sequence[nn.Parameter], number: int, is_last: bool) -> None:
         self.indices = list(indices)
-        self._parameters = [of[each] for each in indices]
-        sizes = [each.numel() for each in self._parameters]
+        self._parameters = [of[index] for index in indices]
+        sizes = [parameter.numel() for parameter in self._parameters]
         first = self._parameters[0]
         self.flat = self._buffer = torch.empty(sum(sizes), dtype=first.dtype, device=first.device)
         pieces = zip(self.indices, self._parameters, torch.split(self.flat, sizes), strict=True)
@@ -107,8 +107,8 @@ class Reducer:
 
     def _fill(self, indices: Sequence[Sequence[int]]) -> None:
         last = len(indices) - 1
-        self._buckets = [Bucket(each, self._parameters, at, at == last) for at, each in enumerate(indices)]
-        self._bucket_of = {index: each for each in self._buckets for index in each.indices}
+        self._buckets = [Bucket(index, self._parameters, at, at == last) for at, index in enumerate(indices)]
+        self._bucket_of = {index: bucket for bucket in self._buckets for index in bucket.indices}
 
     # What DDP calls around forward and backward
 
@@ -251,7 +251,7 @@ def _broadcast(group: dist.ProcessGroup, tensors: Sequence[Tensor], buffer_nbyte
     """Tensors of one format joined into buffers, and copied back from them on all ranks but the source."""
     for dtype in dict.fromkeys(tensor.dtype for tensor in tensors):
         waiting: list[Tensor] = []
-        for each in (*(each for each in tensors if each.dtype == dtype), None):
+        for each in (*(tensor for tensor in tensors if tensor.dtype == dtype), None):
             if each is not None:
                 waiting.append(each)
             nbytes = sum(one.numel() * one.element_size() for one in waiting)

@@ -159,7 +159,7 @@ class Steps(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._before.close()
         self._counts.clear()
         self.recorder = recorder = RankRecorder(root, optimizers_used, lines=Lines(), sizes=self._counts.sizes)
-        gradients = {name: each.grad for name, each in root.named_parameters() if each.grad is not None}
+        gradients = {name: parameter.grad for name, parameter in root.named_parameters() if parameter.grad is not None}
         recorder.resident(gradients.values(), "gradients", gradients)
         for model in self._models.values():
             reducer = getattr(model, "reducer", None)
@@ -176,10 +176,10 @@ class Steps(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if self.root is not None:
             return _unwrapped(self.root)
         models = [_unwrapped(model) for model in self._models.values()]
-        models = [each for each in models if any(True for _ in each.parameters())]
+        models = [model for model in models if any(True for _ in model.parameters())]
         if not models:
             raise ValueError("the program has called no module that has parameters, so there is no step to record")
-        return models[0] if len(models) == 1 else nn.ModuleDict({str(at): each for at, each in enumerate(models)})
+        return models[0] if len(models) == 1 else nn.ModuleDict({str(at): model for at, model in enumerate(models)})
 
     def ledger(self) -> Ledger:
         """What was recorded."""
@@ -198,8 +198,8 @@ class Steps(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Bytes that are live on this rank now."""
         if self.recorder is not None:
             return sum(record.nbytes for record in self.recorder.storages.live.values())
-        here = (local(each) for each in _living() if not has_no_memory(each))
-        storages = {each._cdata: each.nbytes() for each in (tensor.untyped_storage() for tensor in here)}
+        here = (local(tensor) for tensor in _living() if not has_no_memory(tensor))
+        storages = {storage._cdata: storage.nbytes() for storage in (tensor.untyped_storage() for tensor in here)}
         return sum(storages.values())
 
     # What the program does
@@ -237,7 +237,7 @@ class Steps(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if self.recorder.phases.current in ("data", "other"):
             self.recorder.phases.begin("forward")
         counted = (tensor for tensor in tensors_in(args) if not tensor.is_floating_point())
-        self._tokens += next((local(each).numel() for each in counted), 0)
+        self._tokens += next((local(tensor).numel() for tensor in counted), 0)
 
     def _leave_module(self, module: nn.Module, args: Any, output: Any) -> None:
         self._depth = max(0, self._depth - 1)
@@ -251,7 +251,7 @@ class Steps(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if torch.is_grad_enabled():
             return
         written = {tensor.untyped_storage()._cdata for tensor in tensors_in(args[:1])}
-        parameters = (each for model in self._models.values() for each in model.parameters())
+        parameters = (parameter for model in self._models.values() for parameter in model.parameters())
         if any(
             parameter.untyped_storage()._cdata in written
             for parameter in parameters
@@ -267,7 +267,7 @@ class Steps(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._used.setdefault(id(optimizer), optimizer)
         if self.recorder is not None:
             self.recorder.phases.begin("optimizer")
-        return (args[0], *map(self._outside, args[1:])), {name: self._outside(each) for name, each in kwargs.items()}
+        return (args[0], *map(self._outside, args[1:])), {name: self._outside(value) for name, value in kwargs.items()}
 
     def _outside(self, given: Any) -> Any:
         # A closure that an optimizer calls, as Lightning's does, is forward and backward and not its own work.
@@ -306,6 +306,6 @@ def _living() -> Iterator[Tensor]:
     """All live fake tensors of this world, including those that a step does not touch."""
     gc.collect()
     mode = torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE)
-    for each in gc.get_objects():
-        if issubclass(type(each), FakeTensor) and each.fake_mode is mode:
-            yield each
+    for get_object in gc.get_objects():
+        if issubclass(type(get_object), FakeTensor) and get_object.fake_mode is mode:
+            yield get_object

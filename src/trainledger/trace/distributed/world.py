@@ -181,7 +181,7 @@ def _forget_meshes() -> None:
 
 def _on_cpu(init: Callable[..., None], mesh: DeviceMesh, device_type: str, *args: Any, **options: Any) -> None:
     with unset_fake_temporarily():
-        init(mesh, "cpu", *map(_numbered, args), **{name: _numbered(each) for name, each in options.items()})
+        init(mesh, "cpu", *map(_numbered, args), **{name: _numbered(option) for name, option in options.items()})
         name_groups(mesh)
 
 
@@ -201,7 +201,7 @@ _METHODS = names("""
 """)
 _MESHES: tuple[Patch, ...] = (
     (DeviceMesh, "__init__", around(_on_cpu)),
-    *((DeviceMesh, each, _outside) for each in _METHODS),
+    *((DeviceMesh, method, _outside) for method in _METHODS),
     *((DeviceMesh, each, lambda method: staticmethod(_outside(method))) for each in ("_concatenate", "from_group")),
 )
 
@@ -244,16 +244,16 @@ _STAGES: tuple[Patch, ...] = (
 def _swap(mode: FakeTensorMode, swap: Callable[..., None], a: Tensor, b: Tensor) -> None:
     # torch.utils.swap_tensors, which model.to(dtype) and to_empty call, refuses tensors with weak references to them;
     # the mode's memo has some, and no other may be left here.
-    for each in (a, b):
-        if isinstance(each, FakeTensor):
-            _forget(mode, each)
+    for tensor in (a, b):
+        if isinstance(tensor, FakeTensor):
+            _forget(mode, tensor)
     swap(a, b)
 
 
 def _forget(mode: FakeTensorMode, tensor: Tensor) -> None:
     """Remove a fake tensor from its mode's memo of which real one it was made from."""
     memo: Any = mode.fake_tensor_converter.meta_converter.tensor_memo
-    for each in weakref.getweakrefs(tensor):
-        key = getattr(each, "key", None)
-        if memo.data.get(key) is each:
+    for getweakref in weakref.getweakrefs(tensor):
+        key = getattr(getweakref, "key", None)
+        if memo.data.get(key) is getweakref:
             del memo.data[key]

@@ -78,7 +78,7 @@ def kernels_of(backend: str) -> Iterator[None]:
             decomposed_as({"scaled_dot_product_attention": attention, "rms_norm": _rms_norm, "dropout": _dropout}),
             # which refuses gradients on a CPU
             replaced_in("torch.nn.attention.flex_attention", lambda flex: (flex, "_validate_device", answering(None))),
-            all_replaced(*((each, "_get_foreach_kernels_supported_devices", devices) for each in owners)),
+            all_replaced(*((owner, "_get_foreach_kernels_supported_devices", devices) for owner in owners)),
         ):
             yield
 
@@ -107,7 +107,7 @@ def attention_on_cuda(
     cudnn_first = on.cudnn_sdp_enabled() and (backend in _CUDNN_WIDTHS or (alone and "cudnn" in has))
     cudnn_width = _CUDNN_WIDTHS.get(backend, 128) if cudnn_first else 0
     width = value.shape[-1]
-    keeps = torch.is_grad_enabled() and any(each.requires_grad for each in (query, key, value))
+    keeps = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (query, key, value))
     if _cudnn_takes(query, key, value, dropout_p, enable_gqa, cudnn_width):
         if attn_mask is not None and attn_mask.dtype == torch.bool:
             attn_mask = _added(attn_mask, query.dtype)
@@ -117,7 +117,7 @@ def attention_on_cuda(
         "flash" in has and on.flash_sdp_enabled() and _flash_takes(query, key, value, attn_mask, is_causal, enable_gqa)
     ):
         scale = 1 / math.sqrt(width) if scale is None else scale
-        query, key, value = (_to_multiple(each) for each in (query, key, value))
+        query, key, value = (_to_multiple(tensor) for tensor in (query, key, value))
         run = aten._scaled_dot_product_flash_attention
         out = run(query, key, value, dropout_p, is_causal, False, scale=scale)
     elif "efficient" in has and on.mem_efficient_sdp_enabled() and _efficient_takes(query, key, value, backend):
@@ -264,7 +264,7 @@ def autocast_as_on_cuda() -> Iterator[None]:
 
     def in_fp32(run: Callable[..., Any]) -> Callable[..., Any]:
         def kernel(*args: Any, **options: Any) -> Any:
-            return outside(run, tuple(map(widened, args)), {name: widened(each) for name, each in options.items()})
+            return outside(run, tuple(map(widened, args)), {name: widened(option) for name, option in options.items()})
 
         return kernel
 
@@ -282,12 +282,12 @@ def autocast_as_on_cuda() -> Iterator[None]:
     library = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
     try:
         for names, kernel_of in ((_IN_FP32, in_fp32), (_TO_FP32, to_fp32)):
-            for each in names.split():
-                name, _, overload = each.partition(".")
+            for part in names.split():
+                name, _, overload = part.partition(".")
                 packet = getattr(torch.ops.aten, name, None)
                 if packet is not None and (overload or "default") in packet.overloads():
                     kernel = kernel_of(getattr(packet, overload or "default"))
-                    library.impl(each, kernel, "AutocastCPU")  # type: ignore[no-untyped-call]
+                    library.impl(part, kernel, "AutocastCPU")  # type: ignore[no-untyped-call]
         yield
     finally:
         library._destroy()  # type: ignore[no-untyped-call]

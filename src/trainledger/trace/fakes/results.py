@@ -48,7 +48,7 @@ def _group_norm_backward(args: Args, out: Any) -> Any:
 def _as_large_as_inputs(args: Args, out: Any) -> Any:
     # A reduced loss is a view of the memory that all its terms were allocated; other results are made as large as the
     # input and then resized, by which memory never becomes less.
-    elements = max(each.numel() for each in args if isinstance(each, Tensor))
+    elements = max(argument.numel() for argument in args if isinstance(argument, Tensor))
     return out if elements <= out.numel() else out.new_empty(elements).as_strided(out.shape, out.stride())
 
 

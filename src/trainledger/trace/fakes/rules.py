@@ -56,7 +56,9 @@ def _hides_something(batch: Any) -> bool:
     """Whether a mask in the batch hides a token; without values it may."""
     if not isinstance(batch, Mapping):
         return False
-    masks = [each for name, each in batch.items() if str(name).endswith("attention_mask") and isinstance(each, Tensor)]
+    masks = [
+        tensor for name, tensor in batch.items() if str(name).endswith("attention_mask") and isinstance(tensor, Tensor)
+    ]
     for mask in masks:
         if mask.is_meta or isinstance(mask, FakeTensor):
             return True

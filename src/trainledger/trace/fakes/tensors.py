@@ -54,29 +54,29 @@ def fake_batch(batch: Any, mode: FakeTensorMode) -> Any:
     Tensors that share memory, as tokens and labels often do, share it afterwards.
     """
     seen: dict[int, dict[int, Tensor]] = {}
-    for each in _tensors(batch):
-        seen.setdefault(each.untyped_storage()._cdata, {})[id(each)] = each
+    for tensor in _tensors(batch):
+        seen.setdefault(tensor.untyped_storage()._cdata, {})[id(tensor)] = tensor
     known: dict[int, Tensor] = {}
     for group in seen.values():
         first = next(iter(group.values()))
-        alike = all(each.dtype == first.dtype for each in group.values())
+        alike = all(tensor.dtype == first.dtype for tensor in group.values())
         if len(group) == 1 or isinstance(first, FakeTensor) or not alike:
-            known |= {key: fake(each, mode) for key, each in group.items()}
+            known |= {key: fake(tensor, mode) for key, tensor in group.items()}
             continue
         whole = torch.empty(first.untyped_storage().nbytes() // first.element_size(), dtype=first.dtype, device="cpu")
-        for key, each in group.items():
-            known[key] = whole.as_strided(each.shape, each.stride(), each.storage_offset())
-    for each in _tensors(batch):
-        if each.requires_grad and not known[id(each)].requires_grad:
-            known[id(each)] = known[id(each)].detach().requires_grad_()
-    return mapped(batch, lambda each: known[id(each)])
+        for key, tensor in group.items():
+            known[key] = whole.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
+    for tensor in _tensors(batch):
+        if tensor.requires_grad and not known[id(tensor)].requires_grad:
+            known[id(tensor)] = known[id(tensor)].detach().requires_grad_()
+    return mapped(batch, lambda tensor: known[id(tensor)])
 
 
 def _tensors(batch: Any) -> list[Tensor]:
     if isinstance(batch, Tensor):
         return [batch]
     values = batch.values() if isinstance(batch, Mapping) else batch if isinstance(batch, (list, tuple)) else ()
-    return [each for value in values for each in _tensors(value)]
+    return [tensor for value in values for tensor in _tensors(value)]
 
 
 def mapped(batch: Any, made: Callable[[Tensor], Tensor]) -> Any:
@@ -105,7 +105,7 @@ def on_fake(model: nn.Module, optimizers: Sequence[torch.optim.Optimizer], mode:
     lazy = next((name for name, each in model.named_parameters() if is_lazy(each)), None)
     if lazy is not None:
         raise ValueError(f"{lazy} has no shape before a first forward: run the model once, then trace it")
-    slots: list[dict[str, Any]] = [slot for each in model.modules() for slot in (each._parameters, each._buffers)]
+    slots: list[dict[str, Any]] = [slot for module in model.modules() for slot in (module._parameters, module._buffers)]
     tensors = {id(value): value for slot in slots for value in slot.values() if isinstance(value, Tensor)}
     if not all(isinstance(value, FakeTensor) for value in tensors.values()):
         groups = (group["params"] for each in optimizers for group in each.param_groups)
@@ -212,24 +212,28 @@ class Gradients:
     def __init__(
         self, model: nn.Module, optimizers: Sequence[torch.optim.Optimizer], stateful: Iterable[Tensor]
     ) -> None:
-        self._named = {id(each): plain_name(name) for name, each in model.named_parameters() if each.requires_grad}
-        groups = [group["params"] for each in optimizers for group in each.param_groups]
-        self._parameters = {id(each): each for each in chain(model.parameters(), *groups) if each.requires_grad}
-        self._optimizers = [each for each in optimizers if not needs_closure(each)]
+        self._named = {
+            id(parameter): plain_name(name) for name, parameter in model.named_parameters() if parameter.requires_grad
+        }
+        groups = [group["params"] for optimizer in optimizers for group in optimizer.param_groups]
+        self._parameters = {
+            id(parameter): parameter for parameter in chain(model.parameters(), *groups) if parameter.requires_grad
+        }
+        self._optimizers = [optimizer for optimizer in optimizers if not needs_closure(optimizer)]
         self._stateful = set(map(id, stateful))
         self._given: set[int] = set()
 
     def _taken(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         parameters = (each for group in optimizer.param_groups for each in group["params"])
-        self._given |= {id(each) for each in parameters if each.grad is not None}
+        self._given |= {id(parameter) for parameter in parameters if parameter.grad is not None}
 
     @contextmanager
     def followed(self) -> Iterator[None]:
         """Inside, gradients are noticed: those that autograd accumulates, and those that an optimizer takes."""
         self._given.clear()
         given = lambda parameter: self._given.add(id(parameter))  # noqa: E731
-        leaves = (each for each in self._parameters.values() if each.is_leaf)
-        hooks = [each.register_post_accumulate_grad_hook(given) for each in leaves]
+        leaves = (parameter for parameter in self._parameters.values() if parameter.is_leaf)
+        hooks = [leaf.register_post_accumulate_grad_hook(given) for leaf in leaves]
         hooks.append(register_optimizer_step_pre_hook(self._taken))
         try:
             yield
@@ -263,8 +267,8 @@ def restored(model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> I
     loss scalers and other optimizers that are used meanwhile.
     """
     before: dict[int, tuple[Any, Any]] = {}  # containers and copies of their contents, by the container's identity
-    for each in (*model.modules(), *optimizers):
-        _remember(vars(each), before, 0)
+    for module in (*model.modules(), *optimizers):
+        _remember(vars(module), before, 0)
 
     def used(method: Callable[..., Any], scaler: Any, *args: Any, **kwargs: Any) -> Any:
         _remember(vars(scaler), before, 0)

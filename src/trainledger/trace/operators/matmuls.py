@@ -167,7 +167,7 @@ def flex_facts(name: str, args: Args) -> dict[str, int]:
 def _attention_flops(x_BTD: Tensor, heads: int, qkv: Tensor, proj: Tensor) -> int:
     # The four projections, and scores and their sums over all keys: a mask saves nothing.
     B, T, D = x_BTD.shape
-    projections: int = sum(rules.matmul_flops(B * T, *each.shape) for each in (qkv, proj))
+    projections: int = sum(rules.matmul_flops(B * T, *tensor.shape) for tensor in (qkv, proj))
     return projections + int(rules.attention_flops(B, heads, T, T, D // heads, D // heads))
 
 

@@ -154,7 +154,7 @@ def _dense(*places: int) -> Count:
 
     def scratch(args: Args, out: Any) -> int:
         given = [args[place] for place in places if place < len(args)]
-        return sum(each.nbytes for each in given if isinstance(each, Tensor) and not each.is_contiguous())
+        return sum(tensor.nbytes for tensor in given if isinstance(tensor, Tensor) and not tensor.is_contiguous())
 
     return scratch
 
@@ -173,15 +173,15 @@ def _batch_norm_backward(args: Args, out: Any) -> int:
 def _promoted(args: Args, out: Any) -> int:
     # Of elements in several formats: what is not in the common one is copied into it (ATen's TensorIterator).
     given = [argument for argument in args if isinstance(argument, Tensor)]
-    if len({each.dtype for each in given}) < 2:
+    if len({tensor.dtype for tensor in given}) < 2:
         return 0
     common = given[0].dtype
-    for each in given[1:]:
-        common = torch.promote_types(common, each.dtype)
+    for tensor in given[1:]:
+        common = torch.promote_types(common, tensor.dtype)
     # A single number does not decide
-    if any(each.dim() == 0 for each in given):
+    if any(tensor.dim() == 0 for tensor in given):
         common = torch.result_type(given[0], given[1])
-    return sum(each.numel() * common.itemsize for each in given if each.dtype != common and each.dim())
+    return sum(tensor.numel() * common.itemsize for tensor in given if tensor.dtype != common and tensor.dim())
 
 
 def _recurrent(args: Args, out: Any) -> int:
@@ -236,4 +236,4 @@ SCRATCH: dict[str, Count] = {
     "aten::upsample_nearest2d_backward": _dense(0),
 }
 _PROMOTING = "add sub mul div eq ne lt le gt ge maximum minimum pow atan2 remainder fmod addcmul addcdiv"
-SCRATCH |= {f"aten::{each}{suffix}": _promoted for each in _PROMOTING.split() for suffix in ("", "_")}
+SCRATCH |= {f"aten::{part}{suffix}": _promoted for part in _PROMOTING.split() for suffix in ("", "_")}

@@ -138,4 +138,4 @@ def _known(func: OpOverload) -> Operator:
 def assumed_of(ran: Iterable[str]) -> tuple[str, ...]:
     """What is assumed of the operators that ran."""
     notes = {**matmuls.NOTES, **results.NOTES}
-    return tuple(notes[each] for each in sorted(notes.keys() & set(ran)))
+    return tuple(notes[note] for note in sorted(notes.keys() & set(ran)))

@@ -83,7 +83,7 @@ class Attribution:
         self._here = _Here()
         self._latest = self._here.thread  # the one that made the nodes of a backward that begins now
         self._backwards: list[tuple[_Thread, str]] = []  # those that run: who made their nodes, and where they began
-        self._paths = {id(each): plain_name(name) for name, each in root.named_modules()}
+        self._paths = {id(module): plain_name(name) for name, module in root.named_modules()}
         self._lines = lines
         self._left = left
         self._last_path = self._last_line = ""
@@ -283,7 +283,7 @@ class Phases:
             self.micro_batches += 1
             live = self._storages.live.values()
             keep_what_lives(live, "forward")
-            keep_what_lives((each for each in live if id(each) in self._of_graph), "backward")
+            keep_what_lives((storage for storage in live if id(storage) in self._of_graph), "backward")
 
     def notice(self, events: list[Event]) -> None:
         """Before something is recorded: forward or backward, by whether autograd runs (its last callbacks too)."""
@@ -309,7 +309,7 @@ class Phases:
                 record.phase = phase
             self._recomputing = True
         elif phase == "backward" and torch.is_grad_enabled():  # with create_graph another backward will come
-            self._of_graph |= {id(each) for each in made}
+            self._of_graph |= {id(storage) for storage in made}
         elif self._recomputing:
             self._recomputing = False
             keep_what_lives(self._storages.live.values(), "recompute")

@@ -245,7 +245,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if into is not None:
             self.storages.move(into.untyped_storage()._cdata, out.untyped_storage())
         made = self._made(func, operator, out, line)
-        written = sum(each.nbytes for each in made)
+        written = sum(storage.nbytes for storage in made)
         basis = self.sizes.basis(func, args, kwargs, out, made, self.storages)
         if made and inputs and func.is_view:
             # A real tensor met among fake ones is converted where it is read; its own storage is counted already.
@@ -265,7 +265,9 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if into is not None:
             written += touched_nbytes(out)
         if changes:
-            written += sum(touched_nbytes(each) for each in storages.written_arguments(func, args, kwargs))
+            written += sum(
+                touched_nbytes(written_argument) for written_argument in storages.written_arguments(func, args, kwargs)
+            )
         # Of the table, only the rows that come out are read
         if operator.name in GATHERS:
             read += written - touched_nbytes(inputs[0])
@@ -335,11 +337,11 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def add(self, name: str, made: list[Tensor], *, kind: str, source: str, **facts: Any) -> Event:
         """Record something that dispatch does not show, with the memory that it made."""
-        unseen = (each for each in made if self.storages.of(each) is None)
-        born = [self.storages.born(each, name, self.phases.current) for each in unseen]
+        unseen = (tensor for tensor in made if self.storages.of(tensor) is None)
+        born = [self.storages.born(tensor, name, self.phases.current) for tensor in unseen]
         phase = self.phases.of_operation(born)
         path, line = self.attribution.path(phase), self.attribution.line()
-        facts.setdefault("written", sum(each.nbytes for each in born))
+        facts.setdefault("written", sum(storage.nbytes for storage in born))
         self._append(Event(born, name=name, path=path, phase=phase, kind=kind, source=source, line=line, **facts))
         return self.events[-1]
 
@@ -366,8 +368,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def ledger(self, *, tokens: int, writer: str, tensors: bool = False) -> Ledger:
         """What was recorded so far, as entries in the order they ran; with ``tensors`` also each piece of memory."""
         return Ledger(
-            entries=tuple(each.entry() for each in self.events),
-            resident=amounts((each, 1) for each in self.storages.there_before),
+            entries=tuple(event.entry() for event in self.events),
+            resident=amounts((storage, 1) for storage in self.storages.there_before),
             parameters=sum(
                 self.local(parameter).numel() for parameter in self._root.parameters() if parameter.requires_grad
             ),

@@ -215,7 +215,7 @@ def plain_name(name: str) -> str:
     >>> plain_name("_orig_mod.layers.0._orig_mod.weight"), plain_name("layers.0._orig_mod")
     ('layers.0.weight', 'layers.0')
     """
-    return ".".join(each for each in name.split(".") if each != "_orig_mod")
+    return ".".join(part for part in name.split(".") if part != "_orig_mod")
 
 
 def compiled_parts(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:

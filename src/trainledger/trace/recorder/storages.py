@@ -215,14 +215,14 @@ class Storages:
 
     def lives(self) -> Iterator[TensorLife]:
         """Every piece of memory of the step, in the order of their births."""
-        for each in self._every:
-            origin = each.origin
-            if origin is None or not each.nbytes or (origin.born < 0 and origin.died == -1):
+        for storage in self._every:
+            origin = storage.origin
+            if origin is None or not storage.nbytes or (origin.born < 0 and origin.died == -1):
                 continue
             facts: Kwargs = {"name": origin.name, "shape": origin.shape, "dtype": origin.dtype}
             facts |= {"path": origin.path, "line": origin.line, "born": origin.born, "died": origin.died}
-            phase = "" if origin.born < 0 else each.phase
-            yield TensorLife(nbytes=each.nbytes, category=each.category, phase=phase, **facts)
+            phase = "" if origin.born < 0 else storage.phase
+            yield TensorLife(nbytes=storage.nbytes, category=storage.category, phase=phase, **facts)
 
 
 EXACT, BOUND, ASSUMED = "exact", "bound", "assumed"
@@ -260,7 +260,7 @@ class AssumedSizes:
         inputs, outputs = tensors_in(args) + tensors_in(kwargs), tensors_in(out)
         resting = [each for each in inputs if _basis(known.of(each)) != EXACT]
         name = func._schema.name.partition("::")[2].rstrip("_")
-        dims = {dim for each in outputs for dim in each.shape}
+        dims = {dim for output in outputs for dim in output.shape}
         self._sizes |= {number: basis for number, basis in found.items() if number in dims}
         basis = _worst(
             (*(each for number, each in found.items() if number in dims), *(_basis(known.of(each)) for each in resting))
@@ -269,7 +269,7 @@ class AssumedSizes:
             basis = _worst((basis, *(self._sizes.get(dim, EXACT) for dim in args[2].shape)))
         of_given_size = name in _OF_GIVEN_SIZE or not inputs  # which the program knows as a plain number
         if of_given_size:
-            sizes = {each: self._sizes[each] for each in dims & self._given if each in self._sizes}
+            sizes = {dim: self._sizes[dim] for dim in dims & self._given if dim in self._sizes}
             basis = _worst((basis, *sizes.values()))
         else:
             sizes = self._sizes
@@ -300,9 +300,9 @@ class AssumedSizes:
 
     def _learn(self, dims: set[int], inputs: list[Tensor], args: Any, basis: str) -> None:
         """What is no size of an input and was not given as a number is made of assumed sizes, as by ``cat``."""
-        explained = {1, 0} | {dim for each in inputs for dim in each.shape} | set(_numbers(args))
-        for each in dims - explained:
-            self._sizes[each] = _worst((self._sizes.get(each, EXACT), basis))
+        explained = {1, 0} | {dim for tensor in inputs for dim in tensor.shape} | set(_numbers(args))
+        for dim in dims - explained:
+            self._sizes[dim] = _worst((self._sizes.get(dim, EXACT), basis))
 
 
 def _basis(record: Storage | None) -> str:

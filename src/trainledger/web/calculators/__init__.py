@@ -26,5 +26,5 @@ _IN_ORDER = (
     BREAKS,
     SERVING,
 )
-CALCULATORS: dict[str, Calculator] = {each.name: each for each in _IN_ORDER}
+CALCULATORS: dict[str, Calculator] = {calculator.name: calculator for calculator in _IN_ORDER}
 LESSON = frozenset({"time", "tensor", "formats", "matmul", "model", "memory", "data"})

@@ -42,20 +42,20 @@ def _reply(query: Query, progress: Progress) -> Reply:
         options["along"] = axis
     keep = query["keep"] == "tokens"
 
-    found = tl.breaks(source_of(query), settings_of(query), keep_tokens=keep, progress=progress, **options)
-    document = found.document()
+    breaks = tl.breaks(source_of(query), settings_of(query), keep_tokens=keep, progress=progress, **options)
+    document = breaks.document()
     flags = [word for name, text in options.items() for word in (f"--{name.replace('_', '-')}", text)]
     flags += [] if keep else ["--keep-batch"]
     tables = [table for name, table in document.tables.items() if name in AXES]
     return Reply(
         document=document,
-        headlines=tuple(_headlines(found)),
+        headlines=tuple(_headlines(breaks)),
         verdict=document.verdict,
-        tone=BAD if found.already else PLAIN if any(each.breaks for each in found.along) else UNKNOWN,
-        drawings=tuple(Drawing(chart=each, table=_joined(tables)) for each in document.figures()),
+        tone=BAD if breaks.already else PLAIN if any(along.breaks for along in breaks.along) else UNKNOWN,
+        drawings=tuple(Drawing(chart=figure, table=_joined(tables)) for figure in document.figures()),
         values={},
         unused=_unused(query),
-        remedies=tuple(_remedies(found, query, flags)),
+        remedies=tuple(_remedies(breaks, query, flags)),
         words=words_of("breaks", query, *flags),
         python=python_of("breaks", query, **options),
     )
@@ -69,37 +69,37 @@ def _unused(query: Query) -> dict[str, str]:
     return found
 
 
-def _remedies(found: Breaks, query: Query, flags: Sequence[str]) -> Iterator[Remedy]:
+def _remedies(breaks: Breaks, query: Query, flags: Sequence[str]) -> Iterator[Remedy]:
     """The layouts with context ranks that hold a limit further, and what else the limits that are met ask for."""
 
     def remedy(title: str, fields: Mapping[str, str]) -> Remedy:
         changed = replace(query, given={**query.given, **fields})
         return Remedy(title=title, fields=fields, command=words_of("breaks", changed, *flags))
 
-    for each in (one for along in found.along for one in along.breaks if one.cure is not None):
+    for each in (one for along in breaks.along for one in along.breaks if one.cure is not None):
         assert each.cure is not None
         fields = dict(one.split("=", 1) for one in each.cure.changes)
         title = (
             f"Context ranks: {each.limit} holds up to {each.cure.holds:,} at least, on {each.cure.devices:,} devices"
         )
         yield remedy(title, fields)
-    run = found.run
-    met = {one.limit for along in found.along for one in along.breaks} | {each.limit for each in found.already}
+    run = breaks.run
+    met = {one.limit for along in breaks.along for one in along.breaks} | {each.limit for each in breaks.already}
     for limit, title, name, text in _CURES:
         if limit in met and str(getattr(now := value_of(run, name), "kind", now)).lower() != text:
             yield remedy(title, {name: text})
 
 
-def _headlines(found: Breaks) -> list[Headline]:
+def _headlines(breaks: Breaks) -> list[Headline]:
     """The first limit along each axis, and the size that still works."""
-    firsts = [(each, each.breaks[0]) for each in found.along if each.breaks]
+    firsts = [(along, along.breaks[0]) for along in breaks.along if along.breaks]
     return [
         Headline(
-            name=each.axis, title=f"largest {each.axis} before {first.limit}", value=first.holds or None,
+            name=along.axis, title=f"largest {along.axis} before {first.limit}", value=first.holds or None,
             unit="integer", said="" if first.holds else "not even as planned", formula=_formula(first),
             basis=first.basis, source=first.source,
         )
-        for each, first in firsts
+        for along, first in firsts
     ]  # fmt: skip
 
 

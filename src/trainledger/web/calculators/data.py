@@ -115,14 +115,14 @@ def _without_search(query: Query) -> Source:
 
 
 def _headlines(answer: TrainingLoop) -> Iterator[Headline]:
-    for each in answer.formulas:
-        title, unit, basis = _SHOWN[each.name]
-        value = getattr(answer, each.name)
-        if each.name == "corpus_nbytes":
+    for formula in answer.formulas:
+        title, unit, basis = _SHOWN[formula.name]
+        value = getattr(answer, formula.name)
+        if formula.name == "corpus_nbytes":
             value, title = value[answer.token_dtype], f"{title} as {answer.token_dtype}"
         yield Headline(
-            name=each.name, title=title, value=value, unit=unit, formula=f"{each.formula} = {each.numbers}",
-            basis=basis, source=each.source, said="" if value is not None else "one at the end",
+            name=formula.name, title=title, value=value, unit=unit, formula=f"{formula.formula} = {formula.numbers}",
+            basis=basis, source=formula.source, said="" if value is not None else "one at the end",
         )  # fmt: skip
 
 
@@ -134,7 +134,7 @@ def _drawings(answer: TrainingLoop) -> Iterator[Drawing]:
 
 
 def _with_default(fields: Sequence[Field], name: str, default: str) -> Field:
-    return replace(next(each for each in fields if each.name == name), default=default)
+    return replace(next(field for field in fields if field.name == name), default=default)
 
 
 DATA = Calculator(

@@ -68,14 +68,14 @@ def _reply(query: Query, progress: Progress) -> Reply:
         known_format(named[0], "format", floating=True)
     chosen, blocks = formats_and_blocks(named)
     number = None if query.get("value") is None else read_number(query["value"], "value")
-    floating = [each for each in chosen if not isinstance(each, Whole)]
+    floating = [number_format for number_format in chosen if not isinstance(number_format, Whole)]
     whole = [each for each in chosen if isinstance(each, Whole)] or ([] if named else [WHOLE["int8"]])
     inside = (
         []
         if number is None or query.get("largest") is None
-        else [in_block(each, number, read_number(query["largest"], "largest"), "largest") for each in blocks]
+        else [in_block(block, number, read_number(query["largest"], "largest"), "largest") for block in blocks]
     )
-    rounded = [] if number is None else [each.rounded(number) for each in floating]
+    rounded = [] if number is None else [number_format.rounded(number) for number_format in floating]
     return Reply(
         document=report.page(chosen, number, named, inside),
         headlines=tuple(_headlines(number, rounded, floating, inside, named)),

@@ -37,7 +37,7 @@ MOST_DEVICES = 16_384  # a search over more takes a minute
 SECONDS = 5  # for full accounts of the best
 _KEPT = 10  # layouts of a search
 _OF_RECIPE = ("micro_batch", "activation_checkpointing")
-_FIXABLE = {f"{'recipe' if each in _OF_RECIPE else 'layout'}.{each}": each for each in FIELDS}
+_FIXABLE = {f"{'recipe' if field in _OF_RECIPE else 'layout'}.{field}": field for field in FIELDS}
 _FOUND: Recent[frozenset[tuple[str, str]], Layouts] = Recent(10)  # to choose another layout asks for no other search
 
 
@@ -58,19 +58,19 @@ def _reply(query: Query, progress: Progress) -> Reply:
         return replace(
             made, verdict="The search of layouts needs numpy, which is not here: copy the command and run it."
         )
-    found = _found(query, free, fixed, progress)
-    made = replace(made, document=found.document(), notes=found.notes)
-    if found.best is None:
-        none = f"No layout of {found.run.model.name} fits {found.devices:,} x {found.device}."
-        return replace(made, verdict=none, tone=BAD, remedies=tuple(_remedies(found, free, flags)))
-    chosen = _chosen(found, query["choose"])
+    layouts = _found(query, free, fixed, progress)
+    made = replace(made, document=layouts.document(), notes=layouts.notes)
+    if layouts.best is None:
+        none = f"No layout of {layouts.run.model.name} fits {layouts.devices:,} x {layouts.device}."
+        return replace(made, verdict=none, tone=BAD, remedies=tuple(_remedies(layouts, free, flags)))
+    chosen = _chosen(layouts, query["choose"])
     plan = tl.plan(chosen.run)
-    table = found.document().tables["ranked"]
-    drawn = [Drawing(chart=each, table=table) for each in found.document().figures()]
+    table = layouts.document().tables["ranked"]
+    drawn = [Drawing(chart=figure, table=table) for figure in layouts.document().figures()]
     return replace(
         made,
-        document=_with_chosen(found, chosen, plan),
-        headlines=_headlines(found, chosen, plan),
+        document=_with_chosen(layouts, chosen, plan),
+        headlines=_headlines(layouts, chosen, plan),
         verdict=f"{chosen.title}: {format_seconds(chosen.seconds)} a step",
         tone=GOOD,
         drawings=(*drawn, *_of_chosen(plan)),
@@ -78,13 +78,13 @@ def _reply(query: Query, progress: Progress) -> Reply:
     )
 
 
-def _remedies(found: Layouts, free: Query, flags: Sequence[str]) -> Iterator[Remedy]:
+def _remedies(layouts: Layouts, free: Query, flags: Sequence[str]) -> Iterator[Remedy]:
     """Nothing fixed, and more devices."""
     if flags:
         fields = dict.fromkeys(_FIXABLE, "")
         yield Remedy(title="Fix nothing of the layout", fields=fields, command=words_of("layouts", free))
     for more in (2, 4, 8):
-        if (count := more * found.devices) <= MOST_DEVICES:
+        if (count := more * layouts.devices) <= MOST_DEVICES:
             fields = {"cluster.count": str(count)}
             command = words_of("layouts", replace(free, given={**free.given, **fields}), *flags)
             yield Remedy(title=f"Take {count:,} devices", fields=fields, command=command)
@@ -100,33 +100,31 @@ def _found(query: Query, free: Query, fixed: dict[str, str], progress: Progress)
     if count > MOST_DEVICES:
         rule = f"must be at most {MOST_DEVICES:,} here; trainledger layouts searches more"
         raise InvalidInput([Problem("cluster.count", count, rule, MOST_DEVICES)])
-    found = tl.layouts(source, settings, fixed=_values(fixed), keep=_KEPT, limit_seconds=SECONDS, progress=progress)
-    if not found.interrupted:
-        _FOUND.keep(key, found)
-    return found
+    layouts = tl.layouts(source, settings, fixed=_values(fixed), keep=_KEPT, limit_seconds=SECONDS, progress=progress)
+    if not layouts.interrupted:
+        _FOUND.keep(key, layouts)
+    return layouts
 
 
 def _values(fixed: dict[str, str]) -> dict[str, Any]:
     return {name: value_of(KNOWN[name], text) for name, text in fixed.items()}
 
 
-def _chosen(found: Layouts, text: str) -> ScoredLayout:
+def _chosen(layouts: Layouts, text: str) -> ScoredLayout:
     """The ranked layout of a number, counted from 1; the simplest of the quick ones where none is given."""
     if not text:
-        return found.simplest or found.ranked[0]
-    if not (text.isascii() and text.isdigit() and 1 <= int(text) <= len(found.ranked)):
-        near = len(found.ranked) if text.isascii() and text.isdigit() and int(text) else 1
-        raise InvalidInput([Problem("choose", text, f"must be a number of 1 to {len(found.ranked)}", near)])
-    return found.ranked[int(text) - 1]
+        return layouts.simplest or layouts.ranked[0]
+    if not (text.isascii() and text.isdigit() and 1 <= int(text) <= len(layouts.ranked)):
+        near = len(layouts.ranked) if text.isascii() and text.isdigit() and int(text) else 1
+        raise InvalidInput([Problem("choose", text, f"must be a number of 1 to {len(layouts.ranked)}", near)])
+    return layouts.ranked[int(text) - 1]
 
 
-def _headlines(found: Layouts, chosen: ScoredLayout, plan: Plan) -> tuple[Headline, ...]:
+def _headlines(layouts: Layouts, chosen: ScoredLayout, plan: Plan) -> tuple[Headline, ...]:
     forecast = plan.forecast
-    causes = " + ".join(
-        f"{format_seconds(each.seconds)} {each.cause}" for each in forecast.waterfall if each.nanoseconds
-    )
+    causes = " + ".join(f"{format_seconds(bar.seconds)} {bar.cause}" for bar in forecast.waterfall if bar.nanoseconds)
     step = Headline(
-        name="seconds", title="step", value=chosen.seconds, unit="seconds", basis=found.basis,
+        name="seconds", title="step", value=chosen.seconds, unit="seconds", basis=layouts.basis,
         formula=causes or "the slowest rank's operations on its streams", source="predict.parallel_step",
     )  # fmt: skip
     parts = " + ".join(f"{format_nbytes(each)} {name}" for name, each in forecast.peak_by_category.items() if each)
@@ -142,10 +140,10 @@ def _headlines(found: Layouts, chosen: ScoredLayout, plan: Plan) -> tuple[Headli
     )
     found_lines = [step, memory]
     if chosen.mfu is not None and forecast.model_flops and forecast.peak_flops_per_second:
-        rate = f"({chosen.seconds:.4g} s x {found.devices:,} x {forecast.peak_flops_per_second:.4g} FLOP/s)"
+        rate = f"({chosen.seconds:.4g} s x {layouts.devices:,} x {forecast.peak_flops_per_second:.4g} FLOP/s)"
         found_lines.append(
             Headline(
-                name="mfu", title=ATTENTION_MFU, value=chosen.mfu, unit="share", basis=found.basis,
+                name="mfu", title=ATTENTION_MFU, value=chosen.mfu, unit="share", basis=layouts.basis,
                 formula=f"model FLOPs / (step x devices x peak) = {forecast.model_flops:.4g} / {rate}",
                 source=OF_ATTENTION_MFU,
             )
@@ -153,19 +151,19 @@ def _headlines(found: Layouts, chosen: ScoredLayout, plan: Plan) -> tuple[Headli
     searched = Headline(
         name="searched",
         title="layouts searched",
-        value=found.searched,
+        value=layouts.searched,
         unit="integer",
         basis="exact",
-        formula=f"{found.searched:,} in the grid, {found.allowed:,} obey the rules, {found.fitting:,} may fit, "
-        f"{found.accounted:,} accounted for in full",
+        formula=f"{layouts.searched:,} in the grid, {layouts.allowed:,} obey the rules, {layouts.fitting:,} may fit, "
+        f"{layouts.accounted:,} accounted for in full",
         source="plan.layouts: every layout has a bound of its time and its memory",
     )
     return (*found_lines, searched)
 
 
-def _with_chosen(found: Layouts, chosen: ScoredLayout, plan: Plan) -> Document:
+def _with_chosen(layouts: Layouts, chosen: ScoredLayout, plan: Plan) -> Document:
     """The document of the search, with the memory of the chosen layout's ranks and its plan among the data."""
-    made, own = found.document(), plan.document()
+    made, own = layouts.document(), plan.document()
     memory = own.tables["memory"]
     of_ranks = Section(f"Memory of the ranks of {chosen.title}", (memory, Text((", ".join(chosen.settings),))))
     return replace(made, sections=(of_ranks, *made.sections), data=lambda: {**made.data(), "chosen": dict(own.data())})
@@ -175,14 +173,15 @@ def _of_chosen(plan: Plan) -> list[Drawing]:
     """Where the time of the chosen layout's step goes, its memory, and its timeline."""
     document = plan.document()
     causes = tuple(
-        (each.cause, each.seconds, each.seconds / (plan.forecast.step_seconds or 1))
-        for each in plan.forecast.waterfall
-        if each.nanoseconds
+        (bar.cause, bar.seconds, bar.seconds / (plan.forecast.step_seconds or 1))
+        for bar in plan.forecast.waterfall
+        if bar.nanoseconds
     )
     time = Table("time", ("cause", "seconds", "share"), causes, units=("", "seconds", "share"))
     memory = document.tables["memory"]
     return [
-        Drawing(chart=each, table=memory if each.title.startswith("Memory") else time) for each in document.figures()
+        Drawing(chart=figure, table=memory if figure.title.startswith("Memory") else time)
+        for figure in document.figures()
     ]
 
 

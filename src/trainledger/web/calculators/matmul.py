@@ -34,7 +34,7 @@ _MOST = 10**9  # of a size
 def _reply(query: Query, progress: Progress) -> Reply:
     equation, words = _asked(query)
     dtype = known_format(query["dtype"], "dtype")
-    shapes = [read_shape(each, f"shape {number}") for number, each in enumerate(words, start=1)]
+    shapes = [read_shape(word, f"shape {number}") for number, word in enumerate(words, start=1)]
     one = einsums.einsum(equation, shapes, dtype)
     devices = devices_named(query["device"])
     times = einsum_times(one, devices)
@@ -42,7 +42,7 @@ def _reply(query: Query, progress: Progress) -> Reply:
         document=page(one, times),
         headlines=tuple(_headlines(one, times)),
         verdict=_verdict(one, times),
-        tone=PLAIN if any(each.bound_seconds is not None for each in times) else UNKNOWN,
+        tone=PLAIN if any(time.bound_seconds is not None for time in times) else UNKNOWN,
         drawings=tuple(_drawings(one, times, devices, query["sweep"])),
         values={},
         unused=_unused(query, one),
@@ -74,7 +74,7 @@ def _unused(query: Query, one: Einsum) -> dict[str, str]:
 
 
 def _verdict(one: Einsum, times: Sequence[EinsumTime]) -> str:
-    first = next((each for each in times if each.bound_seconds is not None), None)
+    first = next((time for time in times if time.bound_seconds is not None), None)
     if first is None:
         return f"{one.intensity:.4g} FLOPs per byte; " + (times[0].note if times else "no device is chosen")
     predicted = "" if first.seconds is None else f", {format_seconds(first.seconds)} predicted"
@@ -85,14 +85,14 @@ def _headlines(one: Einsum, times: Sequence[EinsumTime]) -> Iterator[Headline]:
     first = one.steps[0]
     shape = first.matmul if len(one.steps) == 1 else None
     terms = "the sum of its steps" if shape is None else "2 m n k" if shape[0] == 1 else "2 batch m n k"
-    numbers = " + ".join(f"{each.flops:,}" for each in one.steps)
+    numbers = " + ".join(f"{step.flops:,}" for step in one.steps)
     if shape is not None:
         numbers = " x ".join(f"{each:,}" for each in (2, *(shape[1:] if shape[0] == 1 else shape)))
     yield Headline(
         name="flops", title="FLOPs", value=one.flops, unit="flops", basis="exact", source=_COUNTED,
         formula=f"{terms} = {numbers} = {one.flops:,}",
     )  # fmt: skip
-    elements = " + ".join(f"{each.read_elements:,} + {each.written_elements:,}" for each in one.steps)
+    elements = " + ".join(f"{step.read_elements:,} + {step.written_elements:,}" for step in one.steps)
     yield Headline(
         name="nbytes", title="bytes moved", value=one.nbytes, unit="nbytes", basis="exact", source=_MOVED,
         formula=f"(elements read + written) in {one.dtype} = {elements} elements = {one.nbytes:,} B",
@@ -101,8 +101,8 @@ def _headlines(one: Einsum, times: Sequence[EinsumTime]) -> Iterator[Headline]:
         name="intensity", title="FLOPs per byte", value=one.intensity, unit="amount", basis="exact", source=_ROOFLINE,
         formula=f"FLOPs / bytes = {one.flops:,} / {one.nbytes:,} = {one.intensity:.4g}",
     )  # fmt: skip
-    for each in times[:1]:
-        yield from _of_device(one, each)
+    for time in times[:1]:
+        yield from _of_device(one, time)
 
 
 def _of_device(one: Einsum, time: EinsumTime) -> Iterator[Headline]:
@@ -119,7 +119,7 @@ def _of_device(one: Einsum, time: EinsumTime) -> Iterator[Headline]:
     if time.seconds is None or time.flops_per_second is None:
         return
     reached = time.flops_per_second / peak
-    terms = " + ".join(f"{format_seconds(each.seconds)} ({each.cause})" for each in time.bars if each.nanoseconds)
+    terms = " + ".join(f"{format_seconds(bar.seconds)} ({bar.cause})" for bar in time.bars if bar.nanoseconds)
     yield Headline(
         name="seconds",
         title=f"predicted on {time.device}",
@@ -138,18 +138,18 @@ def _of_device(one: Einsum, time: EinsumTime) -> Iterator[Headline]:
 
 
 def _drawings(one: Einsum, times: Sequence[EinsumTime], devices: Sequence[Device], dim: str) -> Iterator[Drawing]:
-    known = [each for each in times if each.bound_seconds is not None]
+    known = [time for time in times if time.bound_seconds is not None]
     if known and one.intensity:
         title = "The matmul under the roof of each device"
         yield Drawing(chart=roofline_chart(one.intensity, known, title), table=times_table(times))
-    for each in times[:1]:
-        if each.bars:
-            title = f"What leads from the peak to the prediction on {each.title}"
-            yield Drawing(chart=waterfall(each.bars, title), table=causes_table(each))
+    for time in times[:1]:
+        if time.bars:
+            title = f"What leads from the peak to the prediction on {time.title}"
+            yield Drawing(chart=waterfall(time.bars, title), table=causes_table(time))
     shape = one.steps[0].matmul if len(one.steps) == 1 else None
     if shape is None or not dim:
         return
-    found = {each.name: swept(shape, dim, one.dtype, each) for each in devices}
+    found = {device.name: swept(shape, dim, one.dtype, device) for device in devices}
     sweeps = {name: each for name, each in found.items() if each}
     if sweeps:
         title = f"Predicted FLOP/s as {dim} grows: steps of tiles and waves"
@@ -158,14 +158,14 @@ def _drawings(one: Einsum, times: Sequence[EinsumTime], devices: Sequence[Device
 
 
 def _notes(one: Einsum, times: Sequence[EinsumTime]) -> Iterator[str]:
-    for each in times:
-        if each.note:
-            yield f"{each.device}: {each.note}."
-        elif each.seconds is None:
-            yield f"{each.device}: nothing is predicted, as its efficiency is not known or a step is no matmul."
+    for time in times:
+        if time.note:
+            yield f"{time.device}: {time.note}."
+        elif time.seconds is None:
+            yield f"{time.device}: nothing is predicted, as its efficiency is not known or a step is no matmul."
         else:
-            rate = format_flops_per_second(each.flops_per_second or 0)
-            yield f"{each.device}: {rate}; {' '.join(map(cut_text, each.tilings))}"
+            rate = format_flops_per_second(time.flops_per_second or 0)
+            yield f"{time.device}: {rate}; {' '.join(map(cut_text, time.tilings))}"
     if len(one.steps) > 1:
         yield f"The cheapest order of {counted(len(one.operands), 'operand')} is shown, in {len(one.steps)} steps."
 

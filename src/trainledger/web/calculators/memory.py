@@ -162,11 +162,11 @@ def _of_account(account: Symbolic) -> list[Headline]:
     lines = (*explained.states(account), explained.saved(account))
     return [
         Headline(
-            name=f"{each.what.replace(' ', '_')}_nbytes", title=each.what, value=each.value, unit="nbytes",
-            formula=each.formula if each.numbers == each.formula else f"{each.formula} = {each.numbers}",
-            basis=each.basis, source=each.source,
+            name=f"{line.what.replace(' ', '_')}_nbytes", title=line.what, value=line.value, unit="nbytes",
+            formula=line.formula if line.numbers == line.formula else f"{line.formula} = {line.numbers}",
+            basis=line.basis, source=line.source,
         )
-        for each in lines
+        for line in lines
     ]  # fmt: skip
 
 

@@ -42,8 +42,8 @@ from trainledger.web.run import (
     words_of,
 )
 
-_SEQUENCES = tuple(2**each for each in range(9, 21))
-_FACTORS = tuple(2.0**each for each in range(-4, 5))
+_SEQUENCES = tuple(2**index for index in range(9, 21))
+_FACTORS = tuple(2.0**index for index in range(-4, 5))
 # A model has no layout and no batch: one sequence on one device, whatever a pasted run file says.
 _ALONE = {"layout.auto": "false", "cluster.count": "1", "recipe.global_batch": "1", "recipe.micro_batch": "1"} | {
     f"layout.{axis}": "1" for axis in (*AXES, "expert")
@@ -91,7 +91,7 @@ def _unused(run: Run, query: Query) -> dict[str, str]:
     found, spec = of_pasted(query), run.model
     if spec.experts is None:
         names = ("per_token", "expert_d_ff", "n_shared", "n_dense_layers")
-        found |= {f"model.feed_forward.{each}": "there are no experts" for each in names}
+        found |= {f"model.feed_forward.{name}": "there are no experts" for name in names}
     if spec.latent is None:
         found["model.attention.q_rank"] = "keys and values have no latent"
     else:
@@ -116,23 +116,23 @@ def _headlines(run: Run, count: ParameterCount, flops: dict[str, int], ledger: L
     spec, tokens, forward = run.model, run.recipe.seq_len, sum(flops.values())
     scores, parts = flops[SCORES], ordered(count.by_component)
     totals = forward_totals(spec, flops, tokens)
-    found = [
+    headlines = [
         Headline(
             name="total", title="parameters", value=count.total, unit="count", basis="exact",
-            formula=" + ".join(f"{format_count(count.by_component[each])} {title_of(each)}" for each in parts),
+            formula=" + ".join(f"{format_count(count.by_component[part])} {title_of(part)}" for part in parts),
             source="shapes of all modules (ledger.model.parameters)",
         ),
     ]  # fmt: skip
     if spec.experts is not None:
         mixture = spec.experts
-        found.append(
+        headlines.append(
             Headline(
                 name="active", title="active parameters", value=count.active, unit="count", basis="exact",
                 formula=f"all but {mixture.n_experts - mixture.per_token} of {mixture.n_experts} experts of each layer",
                 source="those that one token passes through (ledger.model.parameters)",
             )
         )  # fmt: skip
-    found += [
+    headlines += [
         Headline(
             name="forward", title=f"forward FLOPs of {tokens:,} tokens", value=forward, unit="flops", basis="exact",
             formula=" + ".join(f"{format_flops(flops[each])} {title_of(each)}" for each in ordered(flops)),
@@ -151,7 +151,7 @@ def _headlines(run: Run, count: ParameterCount, flops: dict[str, int], ledger: L
         ),
     ]  # fmt: skip
     if totals["half_at"] is not None:
-        found.append(
+        headlines.append(
             Headline(
                 name="half_at",
                 title="tokens at which scores are half",
@@ -162,7 +162,7 @@ def _headlines(run: Run, count: ParameterCount, flops: dict[str, int], ledger: L
                 source="scores grow with T^2, all other matmuls with T",
             )
         )
-    return found
+    return headlines
 
 
 def _backward(ledger: Ledger) -> Headline:
@@ -178,7 +178,7 @@ def _backward(ledger: Ledger) -> Headline:
 
 def _matmuls(ledger: Ledger) -> dict[str, int]:
     """FLOPs of matmuls and attention by phase."""
-    return ledger.filter(lambda each: each.kind in ("matmul", "attention")).by("phase")
+    return ledger.filter(lambda entry: entry.kind in ("matmul", "attention")).by("phase")
 
 
 def _document(run: Run, count: ParameterCount, flops: dict[str, int], ledger: Ledger) -> Document:
@@ -204,10 +204,10 @@ def _document(run: Run, count: ParameterCount, flops: dict[str, int], ledger: Le
 
 def _drawings(run: Run, count: ParameterCount, flops: dict[str, int]) -> list[Drawing]:
     spec, tokens, kernel = run.model, run.recipe.seq_len, run.recipe.attention
-    over_tokens = [forward_flops(spec, each, attention=kernel) for each in _SEQUENCES]
+    over_tokens = [forward_flops(spec, sequence, attention=kernel) for sequence in _SEQUENCES]
     models, sizes = zip(*_scaled(spec, count), strict=True)
-    totals, by_component = [each.total for each in sizes], [each.by_component for each in sizes]
-    over_size = [forward_flops(each, tokens, attention=kernel) for each in models]
+    totals, by_component = [size.total for size in sizes], [size.by_component for size in sizes]
+    over_size = [forward_flops(model, tokens, attention=kernel) for model in models]
     what = "forward FLOPs"
     own, lengths, grown = count.by_component, "Forward FLOPs as the context grows", "Forward FLOPs as the model grows"
     return [
@@ -234,10 +234,10 @@ def _drawings(run: Run, count: ParameterCount, flops: dict[str, int]) -> list[Dr
 
 def _scaled(spec: ModelSpec, own: ParameterCount) -> Iterator[tuple[ModelSpec, ParameterCount]]:
     """The model with heads, width and depth from a sixteenth to 16 times its own, up to 100 trillion parameters."""
-    for each in filter(None, (scaled(spec, factor) for factor in _FACTORS)):
-        count = own if each is spec else parameters(each)
-        if each is spec or count.total <= _LARGEST:
-            yield each, count
+    for model_spec in filter(None, (scaled(spec, factor) for factor in _FACTORS)):
+        count = own if model_spec is spec else parameters(model_spec)
+        if model_spec is spec or count.total <= _LARGEST:
+            yield model_spec, count
 
 
 def _python(query: Query) -> str:
@@ -256,7 +256,7 @@ _LAYERS = steps(1, 2, 3, 4, 6, 8, 10, 12, 16, 20, 24, 28, 32, 36, 40, 48, 56, 64
 _WIDTHS = steps(64, 128, 256, 384, 512, 768, 1024, 1280, 1536, 2048, 2560, 3072, 3584, 4096, 5120, 6144, 7168, 8192,
                 10240, 12288, 14336, 16384, 18432, 20480, 24576, 28672, 32768)  # fmt: skip
 _HEADS = steps(1, 2, 4, 6, 8, 10, 12, 16, 20, 24, 28, 32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 256)
-_INNER = steps(*(int(each) for each in _WIDTHS[2:]), 36864, 40960, 49152, 53248, 65536, 81920)
+_INNER = steps(*(int(width) for width in _WIDTHS[2:]), 36864, 40960, 49152, 53248, 65536, 81920)
 _VOCABULARY = steps(
     256, 1000, 4096, 8192, 16384, 32000, 32768, 50257, 50304, 65536, 100352, 128256, 151936, 200064, 256000, 262144
 )

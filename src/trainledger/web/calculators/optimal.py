@@ -47,7 +47,7 @@ def _reply(query: Query, progress: Progress) -> Reply:
         verdict=_verdict(answer),
         tone=PLAIN,
         drawings=tuple(
-            Drawing(chart=each, table=beside.get(each.title, tables["laws"])) for each in document.figures()
+            Drawing(chart=figure, table=beside.get(figure.title, tables["laws"])) for figure in document.figures()
         ),
         values={},
         unused=_unused(query),
@@ -82,7 +82,7 @@ def _three(count: float) -> float:
 def _headlines(answer: Optimal) -> list[Headline]:
     chosen, budget, by = answer.chosen, answer.budget, answer.loss_law
     n, d = chosen.parameters.value, chosen.tokens
-    found = [
+    headlines = [
         Headline(
             name="parameters", title="parameters N", value=answer.parameters, unit="count", basis="assumed",
             formula=f"{chosen.law.title}, at C = {budget.flops:.3g} FLOP{_range(chosen)}", source=chosen.law.source,
@@ -103,7 +103,7 @@ def _headlines(answer: Optimal) -> list[Headline]:
         ),
     ]  # fmt: skip
     if (asked := answer.asked) is not None:
-        found.append(
+        headlines.append(
             Headline(
                 name="penalty",
                 title="loss above the best",
@@ -116,7 +116,7 @@ def _headlines(answer: Optimal) -> list[Headline]:
             )
         )
     if (served := answer.served) is not None:
-        found.append(
+        headlines.append(
             Headline(
                 name="saved",
                 title="saved by a smaller model",
@@ -128,18 +128,18 @@ def _headlines(answer: Optimal) -> list[Headline]:
                 source="Sardana et al. 2023 (arXiv 2401.00448), equation 3",
             )
         )
-    return found
+    return headlines
 
 
 def _range(chosen: Choice) -> str:
-    found = chosen.parameters
-    if found.low is None or found.high is None:
+    between = chosen.parameters
+    if between.low is None or between.high is None:
         return ""
-    return f"; {format_count(_three(found.low))} to {format_count(_three(found.high))} ({found.means})"
+    return f"; {format_count(_three(between.low))} to {format_count(_three(between.high))} ({between.means})"
 
 
-_TITLES = {each.name: SHORT.get(each.name, each.title) for each in laws().values()}
-_OF_LOSS = [each.name for each in laws().values() if isinstance(each, LossLaw)]
+_TITLES = {law.name: SHORT.get(law.name, law.title) for law in laws().values()}
+_OF_LOSS = [law.name for law in laws().values() if isinstance(law, LossLaw)]
 
 OPTIMAL = Calculator(
     name="optimal",
@@ -154,10 +154,10 @@ OPTIMAL = Calculator(
         Field(name="device_hours", title="device-hours", default="10k", group="Budget", stops=rising("100", "100M")),
         Field(name="money", title="money", default="100k", group="Budget", stops=rising("100", "1B")),
         Field(name="price", title="price per device-hour", default="2.5", group="Budget",
-              stops=tuple(f"{each / 4:g}" for each in range(1, 41))),
+              stops=tuple(f"{index / 4:g}" for index in range(1, 41))),
         Field(name="flops", title="FLOPs", default="1e22", group="Budget", stops=_FLOPS),
         Field(name="mfu", title=SIX_ND_MFU, default="50%", group="Budget",
-              stops=tuple(f"{each}%" for each in range(5, 76)),
+              stops=tuple(f"{index}%" for index in range(5, 76)),
               about="the share of the peak that the run's 6 N D FLOPs reach; attention is not counted"),
         Field(name="law", title="law to follow", default="rule-20", group="Law", choices=one_of(_TITLES, **_TITLES)),
         Field(name="loss_law", title="law of the loss", default=LOSS_LAW, group="Law",

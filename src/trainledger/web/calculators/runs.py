@@ -41,9 +41,9 @@ def runs_in(folder: Path) -> Calculator:
 
 
 def _reply(folder: Path, query: Query, progress: Progress) -> Reply:
-    found = {each.name: each for each in _newest_first(folder)}
-    choices = {"name": tuple((each, each) for each in found)}
-    if not found:
+    paths = {path.name: path for path in _newest_first(folder)}
+    choices = {"name": tuple((each, each) for each in paths)}
+    if not paths:
         made = listing_of(folder, [])
         return Reply(
             document=made,
@@ -52,35 +52,35 @@ def _reply(folder: Path, query: Query, progress: Progress) -> Reply:
             words=("runs",),
             again_seconds=RESTING_SECONDS,
         )
-    name = query["name"] or next(iter(found))
-    if name not in found:
-        near = nearest_text(name, found)
+    name = query["name"] or next(iter(paths))
+    if name not in paths:
+        near = nearest_text(name, paths)
         raise InvalidInput([Problem("name", name, f"is no run of {folder.name}", near)])
-    record = read_run(found[name], ledgers=False)
+    record = read_run(paths[name], ledgers=False)
     state = str(record.state.get("state", "unknown"))
     return Reply(
-        document=_document(folder, record, list(found.values())),
+        document=_document(folder, record, list(paths.values())),
         headlines=tuple(_headlines(record)),
         verdict=_verdict(record, state),
         tone=_TONES.get(state, UNKNOWN),
         drawings=tuple(_drawings(record)),
         values={"name": name},
         choices=choices,
-        words=("reconcile", str(found[name])),
-        python=f"import trainledger as tl\n\n# forecast and measurement\n!trainledger reconcile {found[name]}",
+        words=("reconcile", str(paths[name])),
+        python=f"import trainledger as tl\n\n# forecast and measurement\n!trainledger reconcile {paths[name]}",
         again_seconds=EVERY_SECONDS if state == "running" else RESTING_SECONDS,
     )
 
 
 def _newest_first(folder: Path) -> list[Path]:
-    found = [each for each in folder.iterdir() if is_run(each)] if folder.is_dir() else []
-    return sorted(found, key=lambda each: each.stat().st_mtime_ns, reverse=True)
+    paths = [path for path in folder.iterdir() if is_run(path)] if folder.is_dir() else []
+    return sorted(paths, key=lambda path: path.stat().st_mtime_ns, reverse=True)
 
 
-def _document(folder: Path, record: RunRecord, found: Sequence[Path]) -> Document:
+def _document(folder: Path, record: RunRecord, paths: Sequence[Path]) -> Document:
     """The report of the run, then the listing."""
     report = report_of(record)
-    listing = listing_of(folder, [read_run(each, ledgers=False) for each in found])
+    listing = listing_of(folder, [read_run(path, ledgers=False) for path in paths])
     return Document(report.title, (*report.sections, *listing.sections), data=report.data, figures=report.figures)
 
 
@@ -126,21 +126,23 @@ def _drawings(record: RunRecord) -> list[Drawing]:
     steps = record.steps
     if not steps:
         return []
-    rows = tuple((each["step"], each["loss"], each.get("seconds")) for each in steps[-_LAST:])
+    rows = tuple((step["step"], step["loss"], step.get("seconds")) for step in steps[-_LAST:])
     last = Table("last steps", ("step", "loss", "time"), rows, units=("integer", "ratio", "seconds"))
     loss = loss_curve(record)
     charts = [*([] if loss is None else [loss]), _step_times(record)]
     report = report_of(record)
     quantities = report.tables["quantities"]
     more = [
-        Drawing(chart=each, table=quantities) for each in report.figures() if each.title not in ("Loss", "Step time")
+        Drawing(chart=figure, table=quantities)
+        for figure in report.figures()
+        if figure.title not in ("Loss", "Step time")
     ]
-    return [*(Drawing(chart=each, table=last) for each in charts), *more]
+    return [*(Drawing(chart=chart, table=last) for chart in charts), *more]
 
 
 def _step_times(record: RunRecord) -> Chart:
     """Seconds of each step, with the forecast across them."""
-    timed = [each for each in record.steps if isinstance(each.get("seconds"), int | float)]
+    timed = [step for step in record.steps if isinstance(step.get("seconds"), int | float)]
     curve = Line([each["step"] for each in timed], [each["seconds"] for each in timed], width=1.2)
     predicted = None if record.forecast is None else record.forecast.step_seconds
     line = [] if predicted is None else [Band("y", predicted, text="forecast", colour=COLOURS[1])]

@@ -33,8 +33,8 @@ def _reply(query: Query, progress: Progress) -> Reply:
         verdict=_verdict(served),
         tone=UNKNOWN if served.fits is None else GOOD if served.fits else BAD,
         drawings=tuple(
-            Drawing(chart=each, table=tables["batches"] if served.batches else tables["memory"])
-            for each in document.figures()
+            Drawing(chart=figure, table=tables["batches"] if served.batches else tables["memory"])
+            for figure in document.figures()
         ),
         values={"context": str(served.serving.context), "compute": served.serving.compute},
         unused=of_pasted(query),
@@ -82,7 +82,7 @@ def _headlines(served: Inference) -> list[Headline]:
         if weights.codes
         else f"{served.ledger.parameters:,} parameters in {serving.weights} = {weights.nbytes:,} bytes"
     )
-    found = [
+    headlines = [
         Headline(
             name="weights_nbytes", title="weights of a device", value=weights.nbytes, unit="nbytes", formula=held,
             basis="exact", source="ledger.serving.weight_bytes; spec.serving: the format's bits and scales",
@@ -96,7 +96,7 @@ def _headlines(served: Inference) -> list[Headline]:
     ]  # fmt: skip
     if served.memory is not None:
         rest = served.memory.nbytes - weights.nbytes - served.cache_nbytes
-        found.append(
+        headlines.append(
             Headline(
                 name="device_nbytes",
                 title="memory of a device",
@@ -108,7 +108,7 @@ def _headlines(served: Inference) -> list[Headline]:
                 source="predict.device_memory",
             )
         )
-    return [*found, *_speed(served)]
+    return [*headlines, *_speed(served)]
 
 
 def _of_all(served: Inference) -> str:

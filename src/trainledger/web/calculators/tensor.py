@@ -24,7 +24,7 @@ from trainledger.web.calculator import BAD, GOOD, Calculator, Drawing, Headline,
 from trainledger.web.field import Field, Query, one_of
 
 _SOURCE = "PyTorch: torch.Tensor.stride, torch.Tensor.view and the tensor views of its documentation"
-_DTYPES = [name for name, each in FORMATS.items() if each.bits % 8 == 0] + [*OTHER_NBYTES]
+_DTYPES = [name for name, number_format in FORMATS.items() if number_format.bits % 8 == 0] + [*OTHER_NBYTES]
 
 
 def _reply(query: Query, progress: Progress) -> Reply:
@@ -32,7 +32,7 @@ def _reply(query: Query, progress: Progress) -> Reply:
     chained = chain(one, query["operations"])
     index = _index(query, chained.result)
     found = [] if index is None else places(chained, index, "at")
-    steps = (chained.start, *(each.result for each in chained.steps))
+    steps = (chained.start, *(step.result for step in chained.steps))
     drawn = _drawn(query, steps)
     failure = chained.failure
     return Reply(
@@ -80,13 +80,13 @@ def _name(chained: Chain, at: int) -> str:
 
 def _said(chained: Chain) -> str:
     """What each step costs."""
-    steps = "; ".join(f"{each.word}: {each.cost}" for each in chained.steps)
+    steps = "; ".join(f"{step.word}: {step.cost}" for step in chained.steps)
     return steps or f"{chained.start.title}, {chained.start.nbytes:,} bytes in one storage"
 
 
 def _headlines(chained: Chain, index: Sequence[int], found: Sequence[int | None]) -> Iterator[Headline]:
     last = chained.result
-    written = [(each.word, each.written_nbytes) for each in chained.steps]
+    written = [(step.word, step.written_nbytes) for step in chained.steps]
     terms = " + ".join(f"{nbytes:,} ({word})" for word, nbytes in written) or "no operation"
     yield _headline(
         "written_nbytes",

@@ -98,7 +98,7 @@ def _predicted(query: Query) -> Reply:
     if query["solve"] == "tokens" and made.forecast.mfu is not None:
         return _tokens(query, made)
     forecast, problem = made.forecast, why_it_cannot_run(made)
-    flags = [word for each in overrides for word in ("--set", each)]
+    flags = [word for override in overrides for word in ("--set", override)]
     values = {"params": format_count(_active(made))}
     if forecast.mfu is not None and forecast.days is not None:
         values |= {"days": f"{forecast.days:.6g}", "mfu": format_percent(forecast.mfu)}
@@ -124,16 +124,16 @@ def _tokens(query: Query, made: Plan) -> Reply:
     params = str(_active(made))
     own = {"mfu_from": GIVEN, "params": params, "mfu": mfu, "dtype": SHEET_NAMES.get(dtype, dtype)}
     given = {name: text for name, text in query.given.items() if "." not in name} | own
-    found = _given(replace(query, given=given))
+    reply = _given(replace(query, given=given))
     note = (
         f"{SIX_ND_MFU} is predicted: {mfu} of the peak, attention not counted. Checkpoints and failures are left out."
     )
     return replace(
-        found,
-        values={**found.values, "params": format_count(int(params)), "mfu": mfu},
-        solved=(*found.solved, "params", "mfu"),
+        reply,
+        values={**reply.values, "params": format_count(int(params)), "mfu": mfu},
+        solved=(*reply.solved, "params", "mfu"),
         unused=_unused_by_prediction(("days",)),
-        notes=(spread_of(made.run), note, *found.notes),
+        notes=(spread_of(made.run), note, *reply.notes),
     )
 
 
@@ -226,14 +226,15 @@ def _of_mfu(name: str, title: str, counted: str, made: Plan, source: str) -> Hea
 
 def _of_napkin(answer: Napkin) -> list[Headline]:
     found = []
-    for each in answer.formulas:
-        title, unit = _SHOWN[each.name]
-        value = getattr(answer, each.name, answer.tokens / answer.params)
+    for formula in answer.formulas:
+        title, unit = _SHOWN[formula.name]
+        value = getattr(answer, formula.name, answer.tokens / answer.params)
         found.append(
             Headline(
-                name=each.name, title=title, value=value, unit=unit, formula=f"{each.formula} = {each.numbers}",
-                basis="exact" if each.name == "tokens_per_parameter" else "assumed",
-                source=each.source,
+                name=formula.name, title=title, value=value, unit=unit,
+                formula=f"{formula.formula} = {formula.numbers}",
+                basis="exact" if formula.name == "tokens_per_parameter" else "assumed",
+                source=formula.source,
             )
         )  # fmt: skip
     order = [answer.solved, "device_hours", "money", "kwh", "flops"]
@@ -261,9 +262,9 @@ TIME = Calculator(
         Field(name="device", title="device", default="h100-sxm", choices=one_of(catalog.device_names())),
         Field(name="count", title="devices", default="1024", stops=powers(1, 131072)),
         Field(name="days", title="days", default="30", stops=_DAYS, about='days, or a time such as "2w"'),
-        Field(name="mfu", title=SIX_ND_MFU, default="40%", stops=tuple(f"{each}%" for each in range(1, 73)),
+        Field(name="mfu", title=SIX_ND_MFU, default="40%", stops=tuple(f"{index}%" for index in range(1, 73)),
               about="model FLOPs utilization: the share of the peak that 6 N D FLOPs reach; attention is not counted"),
-        Field(name="price", title="price per device-hour", stops=tuple(f"{each / 10:g}" for each in range(5, 101))),
+        Field(name="price", title="price per device-hour", stops=tuple(f"{index / 10:g}" for index in range(5, 101))),
         Field(name="dtype", title="dtype", about="whose peak counts; empty: bf16 where the device has it",
               choices=one_of(("", "bf16", "fp16", "fp8", "fp32"))),
         replace(MODEL, group=_LAYOUT, about="the model whose MFU is predicted"),

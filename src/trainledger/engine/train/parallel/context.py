@@ -93,13 +93,13 @@ def _wait_for(works: list[Any]) -> None:
 
 def flatly(*tensors: Tensor) -> Tensor:
     """Tensors as one message."""
-    return torch.cat([each.reshape(-1) for each in tensors])
+    return torch.cat([tensor.reshape(-1) for tensor in tensors])
 
 
 def parts_of(block: Tensor, *like: Tensor) -> Iterator[Tensor]:
     """The tensors of a message, views of the shapes of others."""
-    sizes = [prod(each.shape) for each in like]
-    return (part.view(each.shape) for part, each in zip(torch.split(block, sizes), like, strict=True))
+    sizes = [prod(tensor.shape) for tensor in like]
+    return (part.view(tensor.shape) for part, tensor in zip(torch.split(block, sizes), like, strict=True))
 
 
 # Attention over some keys at a time
@@ -135,7 +135,7 @@ class Kernel:
                 y, lse, *_ = run(q_BHTK, k_BGSK, v_BGSW, 0.0, causal, False, scale=self.scale)
             case _:
                 run = aten._scaled_dot_product_efficient_attention
-                k, v = (_repeated(each, q_BHTK) for each in (k_BGSK, v_BGSW))
+                k, v = (_repeated(tensor, q_BHTK) for tensor in (k_BGSK, v_BGSW))
                 y, lse, *_ = run(q_BHTK, k, v, None, True, 0.0, causal, scale=self.scale)
         return y, lse[:, :, :n_queries]  # the kernel may pad its rows
 
@@ -156,7 +156,7 @@ class Kernel:
                 )
             case _:
                 run = aten._scaled_dot_product_efficient_attention_backward
-                k, v = (_repeated(each, q_BHTK) for each in (k_BGSK, v_BGSW))
+                k, v = (_repeated(tensor, q_BHTK) for tensor in (k_BGSK, v_BGSW))
                 lse, unused = F.pad(lse, (0, -lse.shape[2] % _ROWS)), q_BHTK.new_empty((), dtype=torch.int64)
                 wanted = (True, True, True, False)
                 dq, dk, dv, _ = run(
@@ -225,9 +225,9 @@ def _share_over(model: nn.Module, group: Any) -> None:
         dist.all_reduce(share_E, group=group)
         return share_E.div_(group.size())
 
-    for each in model.modules():
-        if isinstance(each, Experts):
-            there: Any = each
+    for module in model.modules():
+        if isinstance(module, Experts):
+            there: Any = module
             there.shares = shares
 
 
@@ -258,7 +258,7 @@ def _attend_by_heads(
     assert mask is None
     assert sinks_H is None
     width = v_BTGW.shape[-1]
-    q_BTHK, k_BTGK, v_BTGW = (_exchange(each, group, to_heads=True) for each in (q_BTHK, k_BTGK, v_BTGW))
+    q_BTHK, k_BTGK, v_BTGW = (_exchange(tensor, group, to_heads=True) for tensor in (q_BTHK, k_BTGK, v_BTGW))
     y_BTHW = attend(q_BTHK, k_BTGK, v_BTGW, None, scores).unflatten(-1, (-1, width))  # type: ignore[no-untyped-call]
     return _exchange(y_BTHW, group, to_heads=False).flatten(-2)
 
@@ -322,7 +322,7 @@ class _Around(Function):
         y = lse = None
         for source, block in ring.blocks(flatly(k_BTGK, v_BTGW)):
             queries, keys = _seen(ring.rank, source, q.shape[2])
-            k, v = (each[:, keys].transpose(1, 2) for each in parts_of(block, k_BTGK, v_BTGW))
+            k, v = (tensor[:, keys].transpose(1, 2) for tensor in parts_of(block, k_BTGK, v_BTGW))
             part, its_lse = kernel.forward(q[:, :, queries], k, v, causal=source == ring.rank)
             del block, k, v
             if y is None or lse is None:
@@ -344,7 +344,7 @@ class _Around(Function):
         q, g, dq = q_BTHK.transpose(1, 2), gradients[0].transpose(1, 2), None
         for source, block in ring.blocks(flatly(k_BTGK, v_BTGW)):
             queries, keys = _seen(ring.rank, source, q.shape[2])
-            k, v = (each[:, keys].transpose(1, 2) for each in parts_of(block, k_BTGK, v_BTGW))
+            k, v = (part[:, keys].transpose(1, 2) for part in parts_of(block, k_BTGK, v_BTGW))
             some, *of_block = kernel.backward(
                 *(each[:, :, queries] for each in (g, q)),
                 k,

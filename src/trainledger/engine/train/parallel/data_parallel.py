@@ -51,7 +51,7 @@ def shard(
     given: dict[str, Any] = {"mesh": with_replicas(layout, mesh, shard_mesh(layout, mesh)), "mp_policy": policy}
     alike = None if experts is None else experts["expert_shard"]
     if alike is not None and alike.size() == 1:
-        given["ignored_params"] = {each for stack in stacks_of(model) for each in stack.parameters()}
+        given["ignored_params"] = {parameter for stack in stacks_of(model) for parameter in stack.parameters()}
     elif alike is not None and _PLACEMENT is None:
         for stack in stacks_of(model):
             own = given | {"mesh": with_replicas(layout, mesh, alike)}
@@ -71,7 +71,10 @@ def shard(
 def _placement(model: nn.Module, alike: DeviceMesh) -> Callable[[nn.Parameter], Any]:
     """Experts over ranks of their own, all else as it is; FSDP2 then gathers both at once."""
     info: Any = _common.HSDPMeshInfo(alike, 1, 0) if alike.ndim == 2 else _common.FSDPMeshInfo(alike, 0)
-    over, experts = _PLACEMENT(Shard(0), info), {id(each) for stack in stacks_of(model) for each in stack.parameters()}
+    over, experts = (
+        _PLACEMENT(Shard(0), info),
+        {id(parameter) for stack in stacks_of(model) for parameter in stack.parameters()},
+    )
     return lambda parameter: over if id(parameter) in experts else None
 
 
@@ -94,7 +97,7 @@ _BUFFERS: dict[str, Any] = {_NEW if _NEW in _DDP else _OLD: False}
 def replicate(model: nn.Module, mesh: DeviceMesh) -> nn.parallel.DistributedDataParallel:
     """The model wrapped in DDP over the mesh's replicas; frozen weights, which are the same on all, are not sent."""
     # gloo sends no 8-bit floats, which scales of frozen weights are (torch 2.13).
-    frozen = [name for name, each in model.named_parameters() if not each.requires_grad]
+    frozen = [name for name, parameter in model.named_parameters() if not parameter.requires_grad]
     ignore: Any = nn.parallel.DistributedDataParallel._set_params_and_buffers_to_ignore_for_model
     ignore(model, frozen)
     return nn.parallel.DistributedDataParallel(model, process_group=mesh.get_group("replicate"), **_BUFFERS)
@@ -110,9 +113,9 @@ def sum_over_replicas(parameters: Iterable[nn.Parameter], mesh: DeviceMesh) -> N
     nbytes, limit = 0, FIRST_BUCKET_NBYTES
 
     def send() -> None:
-        flat = torch.cat([each.flatten() for each in bucket]).div_(ranks)
+        flat = torch.cat([tensor.flatten() for tensor in bucket]).div_(ranks)
         dist.all_reduce(flat, group=group)
-        for each, mean in zip(bucket, torch.split(flat, [each.numel() for each in bucket]), strict=True):
+        for each, mean in zip(bucket, torch.split(flat, [tensor.numel() for tensor in bucket]), strict=True):
             each.copy_(mean.view_as(each))
         bucket.clear()
 
@@ -164,10 +167,11 @@ class ShardedUpdate:
         self.replicas = mesh.get_group("replicate") if layout.replicate > 1 else None
         self.each_backward = layout.zero == 2
         self.parts = layout.data_ranks * layout.context  # the loss is the mean over them
-        self.names = {each: name for name, each in model.named_parameters() if each.requires_grad}
-        self._filled = {each: self._move(each) for each in self.names}
+        self.names = {parameter: name for name, parameter in model.named_parameters() if parameter.requires_grad}
+        self._filled = {name: self._move(name) for name in self.names}
         self.pieces = {
-            each: nn.Parameter(self.as_piece(self._own(filled), each)) for each, filled in self._filled.items()
+            parameter: nn.Parameter(self.as_piece(self._own(filled), parameter))
+            for parameter, filled in self._filled.items()
         }
         self._summing: _Summing | None = None
         self._missing: list[set[nn.Parameter]] = []  # by unit, the parameters without a gradient yet
@@ -230,9 +234,9 @@ class ShardedUpdate:
 
     def _follow(self, model: Any) -> None:
         """Each block is a unit, and all else is one more, as with FSDP2."""
-        inside = {each for layer in model.layers for each in layer.parameters()}
-        units = [[each for each in layer.parameters() if each in self.pieces] for layer in model.layers]
-        units.append([each for each in self.pieces if each not in inside])
+        inside = {parameter for layer in model.layers for parameter in layer.parameters()}
+        units = [[parameter for parameter in layer.parameters() if parameter in self.pieces] for layer in model.layers]
+        units.append([piece for piece in self.pieces if piece not in inside])
         for unit in filter(None, units):
             missing = set(unit)
             self._missing.append(missing)
@@ -249,12 +253,12 @@ class ShardedUpdate:
     def _send(self, unit: Sequence[nn.Parameter]) -> None:
         """Start summing a unit's gradients; those of the unit before have arrived by then."""
         self._receive()
-        gradients = [each.grad for each in unit if each.grad is not None]
-        flat = [each.reshape(-1) for each in gradients]
+        gradients = [parameter.grad for parameter in unit if parameter.grad is not None]
+        flat = [gradient.reshape(-1) for gradient in gradients]
         sent = torch._chunk_cat(flat, dim=0, num_chunks=self.ranks)  # for each rank its part of all, filled up
         del gradients, flat
-        for each in unit:
-            each.grad = None
+        for parameter in unit:
+            parameter.grad = None
         own = sent.new_empty(sent.shape[1])
         work = _reduce_scatter(own, sent.view(-1), group=self.group, async_op=True)
         self._summing = _Summing(list(unit), own, sent, work)
@@ -269,9 +273,9 @@ class ShardedUpdate:
         if self.replicas is not None:
             dist.all_reduce(summing.own, group=self.replicas)
         summing.own.div_(self.parts)
-        sizes = [self._filled[each].numel() // self.ranks for each in summing.parameters]
-        for each, own in zip(summing.parameters, torch.split(summing.own, sizes), strict=True):
-            gradient, piece = self.as_piece(own, each), self.pieces[each]
+        sizes = [self._filled[parameter].numel() // self.ranks for parameter in summing.parameters]
+        for parameter, own in zip(summing.parameters, torch.split(summing.own, sizes), strict=True):
+            gradient, piece = self.as_piece(own, parameter), self.pieces[parameter]
             if piece.grad is None:
                 piece.grad = gradient
             else:
@@ -283,7 +287,7 @@ class ShardedUpdate:
         yield
         if self.each_backward:
             for missing in self._missing:
-                assert all(each.grad is None for each in self.pieces if each not in missing), (
+                assert all(piece.grad is None for piece in self.pieces if piece not in missing), (
                     "a block's gradient is whole"
                 )
             self._receive()
@@ -296,10 +300,10 @@ class ShardedUpdate:
         if self.each_backward:
             return
         gradients: dict[nn.Parameter, Tensor] = {}
-        for each in self.pieces:
-            if each.grad is not None:
-                gradients[each] = self._fill_up(each.grad)
-                each.grad = None  # where it was copied, so that one copy at a time is beside what it is of
+        for piece in self.pieces:
+            if piece.grad is not None:
+                gradients[piece] = self._fill_up(piece.grad)
+                piece.grad = None  # where it was copied, so that one copy at a time is beside what it is of
         # gloo reduces in a copy of its input: +4 to +8 % of the peak of small models (torch 2.13); NCCL was not
         # measured.
         with _coalescing_manager(self.group):
@@ -350,8 +354,8 @@ class UpdateOfPieces(StandIns):
         in_order = [each for group in self.param_groups for each in group["params"]]
         pieces = {
             index: {
-                name: self.update.piece_of(in_order[index], each) if isinstance(each, DTensor) else each
-                for name, each in states.items()
+                name: self.update.piece_of(in_order[index], state) if isinstance(state, DTensor) else state
+                for name, state in states.items()
             }
             for index, states in state_dict["state"].items()
         }

@@ -27,10 +27,10 @@ from trainledger.spec.layout import Layout
 def spread_experts(model: nn.Module, experts: DeviceMesh) -> None:
     """Leave a rank its experts of every layer, in place, and send it the tokens of those; ``experts`` is one axis."""
     for stack in stacks_of(model):
-        for name, each in list(stack.named_parameters()):
-            own = each.detach().chunk(experts.size())[experts.get_local_rank()].clone()
+        for name, parameter in list(stack.named_parameters()):
+            own = parameter.detach().chunk(experts.size())[experts.get_local_rank()].clone()
             part = DTensor.from_local(own, experts, (Shard(0),), run_check=False)
-            setattr(stack, name, nn.Parameter(part, requires_grad=each.requires_grad))
+            setattr(stack, name, nn.Parameter(part, requires_grad=parameter.requires_grad))
         there: Any = stack
         there.stack = partial(_local_stack, stack)
         there.forward = partial(_forward, stack, experts.get_group())
@@ -38,7 +38,7 @@ def spread_experts(model: nn.Module, experts: DeviceMesh) -> None:
 
 def stacks_of(model: nn.Module) -> list[ExpertStack]:
     """The stacks of experts in a model."""
-    return [each for each in model.modules() if isinstance(each, ExpertStack)]
+    return [module for module in model.modules() if isinstance(module, ExpertStack)]
 
 
 # The mean is over all ranks and not over those with the same experts: every rank's tokens reach an expert, and each
@@ -50,10 +50,10 @@ def finish_expert_gradients(model: nn.Module, layout: Layout, mesh: DeviceMesh) 
     """
     sharded = layout.shard_ranks > layout.expert
     for stack in stacks_of(model):
-        for each in stack.parameters():
-            if each.grad is None:
+        for parameter in stack.parameters():
+            if parameter.grad is None:
                 continue
-            gradient = local(each.grad)
+            gradient = local(parameter.grad)
             if not sharded and layout.replicate > 1:
                 dist.all_reduce(gradient, group=mesh.get_group("replicate"))
             gradient.div_(layout.expert * (1 if sharded else layout.replicate))
@@ -76,7 +76,7 @@ def _forward(stack: ExpertStack, group: Any, x_SD: Tensor, where: Dispatch, rout
     counts_PE = (where.ends_E - where.starts_E).view(ranks, -1)
     arriving_PE = counts_PE.clone()
     dist.all_to_all_single(arriving_PE, counts_PE, group=group)
-    sent, arriving = (each.sum(1).tolist() for each in (counts_PE, arriving_PE))
+    sent, arriving = (tensor.sum(1).tolist() for tensor in (counts_PE, arriving_PE))
     x_AD = _exchange(x_SD, group, sent, arriving)
     own = _by_expert(arriving_PE)
     x_AD = _moved(x_AD, own.route_S, own.place_R)

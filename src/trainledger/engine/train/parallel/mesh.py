@@ -20,7 +20,7 @@ AXES = ("pipeline", "replicate", "shard", "context", "tensor")
 
 def mesh_of(layout: Layout, device_type: str = "cpu") -> DeviceMesh:
     """The device mesh of a layout: pipeline stages outermost, tensor ranks next to each other (they talk the most)."""
-    return init_device_mesh(device_type, tuple(getattr(layout, each) for each in AXES), mesh_dim_names=AXES)
+    return init_device_mesh(device_type, tuple(getattr(layout, axis) for axis in AXES), mesh_dim_names=AXES)
 
 
 def shard_mesh(layout: Layout, mesh: DeviceMesh) -> DeviceMesh:
@@ -64,15 +64,15 @@ def own_parts(tensors: Mapping[str, Tensor], mesh: DeviceMesh | None) -> Parts:
     """
     found: dict[str, Tensor] = {}
     offsets: dict[str, list[int]] = {}
-    for name, each in tensors.items():
-        if mesh is not None and not _is_first_holder(each, mesh):
+    for name, tensor in tensors.items():
+        if mesh is not None and not _is_first_holder(tensor, mesh):
             continue
-        part = local(each)
-        if each.numel() and not part.numel():
+        part = local(tensor)
+        if tensor.numel() and not part.numel():
             continue
         found[name] = part
-        if isinstance(each, DTensor):
-            offsets[name] = offset_of(each)
+        if isinstance(tensor, DTensor):
+            offsets[name] = offset_of(tensor)
     return found, offsets
 
 

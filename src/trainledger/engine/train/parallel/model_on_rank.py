@@ -87,22 +87,22 @@ class RanksTogether:
     @torch.no_grad()
     def clip(self, parameters: list[nn.Parameter], most: float) -> Tensor:
         """As `torch.nn.utils.clip_grad_norm_`, but each rank scales its own parts."""
-        gradients = [each.grad for each in parameters if each.grad is not None]
+        gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
         foreach = gradients[0].device.type != "cpu"
         by_mesh: dict[Any, list[Tensor]] = {}  # experts may be on ranks of their own
-        for each in gradients:
-            by_mesh.setdefault(each.device_mesh if isinstance(each, DTensor) else None, []).append(each)
+        for gradient in gradients:
+            by_mesh.setdefault(gradient.device_mesh if isinstance(gradient, DTensor) else None, []).append(gradient)
         norms = [joint_norm(mesh, some, foreach=foreach) for mesh, some in by_mesh.items()]
         whole = norms[0] if len(norms) == 1 else torch.stack(norms).square().sum().sqrt()
         if self.pipeline is not None:
             whole = _root_of_sum(_squares(whole), self.pipeline.group)
         smaller = (most / (whole + 1e-6)).clamp(max=1.0)
-        own = [local(each) for each in gradients]
+        own = [local(gradient) for gradient in gradients]
         if foreach:
             torch._foreach_mul_(own, smaller)
         else:
-            for each in own:
-                each.mul_(smaller)
+            for tensor in own:
+                tensor.mul_(smaller)
         return whole
 
 
@@ -113,11 +113,11 @@ def joint_norm(mesh: DeviceMesh | None, gradients: list[Tensor], *, foreach: boo
 
     As `torch.nn.utils.get_total_norm` of DTensors, whose dispatch takes longer than the norms of a small model.
     """
-    own = [local(each) for each in gradients]
-    norms = torch.stack(torch._foreach_norm(own) if foreach else [torch.linalg.vector_norm(each) for each in own])
+    own = [local(gradient) for gradient in gradients]
+    norms = torch.stack(torch._foreach_norm(own) if foreach else [torch.linalg.vector_norm(tensor) for tensor in own])
     axes = [] if mesh is None else [(mesh.get_group(dim), mesh.size(dim)) for dim in range(mesh.ndim)]
     for dim, (group, ranks) in enumerate(axes):
-        whole = [isinstance(each, DTensor) and each.placements[dim].is_replicate() for each in gradients]
+        whole = [isinstance(gradient, DTensor) and gradient.placements[dim].is_replicate() for gradient in gradients]
         if all(whole):
             continue
         squares = _squares(norms)
@@ -190,8 +190,8 @@ def divide(
         spread_experts(model, experts["expert"])
     parts: Sequence[nn.Module] = [model] if cut is None else cut()
     if layout.shard_ranks > 1 and layout.zero == 3:
-        for each in parts:
-            shard(each, layout, mesh, precision, experts)
+        for part in parts:
+            shard(part, layout, mesh, precision, experts)
     elif layout.replicate > 1 and layout.tensor > 1 and layout.shard_ranks == 1:
         rule = "with layout.tensor is applied to a model only where layout.shard is above 1"
         raise InvalidInput([Problem("layout.replicate", layout.replicate, rule, 1)])
@@ -219,7 +219,7 @@ def model_on_rank(
     if seed is not None:
         initialize(model, seed=seed, put=put, width_factor=run.width_factor)
         draw(model, seed=derive(run.recipe.seed, "adapters"), put=put)
-    if stages := [each for each in parts if isinstance(each, Stage)]:
+    if stages := [stage for stage in parts if isinstance(stage, Stage)]:
         return model, RanksTogether(run.layout, mesh, pipeline=Pipeline(run, stages, mesh, device))
     replicas = update = None
     if run.layout.shard_ranks == 1:
@@ -240,7 +240,9 @@ def optimizer_on_rank(
 
 def _give_memory(model: nn.Module, device: torch.device) -> None:
     """Memory for the parameters that have none; what was one parameter under two names stays one."""
-    before = [(module, name, id(each)) for module in model.modules() for name, each in module._parameters.items()]
+    before = [
+        (module, name, id(parameter)) for module in model.modules() for name, parameter in module._parameters.items()
+    ]
     apply: Any = model._apply
     apply(lambda each: torch.empty_like(each, device=device) if each.is_meta else each)
     made: dict[int, Any] = {}

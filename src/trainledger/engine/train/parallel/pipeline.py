@@ -43,7 +43,7 @@ def stages_of(model: Transformer, run: Run, rank: int) -> list[Stage]:
     Of V stages on each rank, the rank has every P-th of the pipeline's (Narayanan et al. 2021).
     """
     layers = layers_of_stages(run.layout, run.model.n_layers)
-    stages = [Stage(model, run, each, layers[each]) for each in range(rank, len(layers), run.layout.pipeline)]
+    stages = [Stage(model, run, layer, layers[layer]) for layer in range(rank, len(layers), run.layout.pipeline)]
     held = {id(module) for stage in stages for module in stage.modules()}
     for index, block in enumerate(list(model.layers)):
         if id(block) not in held:
@@ -84,7 +84,7 @@ class Stage(Transformer):
         self.dropout, self.loss, self.mtp = model.dropout, model.loss, None
         for name in BEFORE:
             setattr(self, name, getattr(model, name) if self.begins else None)
-        self.layers = nn.ModuleList(model.layers[each] for each in layers)
+        self.layers = nn.ModuleList(model.layers[layer] for layer in layers)
         for name in AFTER:
             setattr(self, name, getattr(model, name) if self.ends else None)
 
@@ -198,10 +198,10 @@ class Piped(PipelineStage):
         """
         if self.batched:
             return ops
-        for each in ops:
-            if each.peer in self._sending:
-                self._sending[each.peer].wait()
-            self._sending[each.peer] = dist.isend(each.tensor, each.peer, group=each.group)
+        for op in ops:
+            if op.peer in self._sending:
+                self._sending[op.peer].wait()
+            self._sending[op.peer] = dist.isend(op.tensor, op.peer, group=op.group)
         return []
 
     def all_sent(self) -> None:
@@ -243,7 +243,7 @@ class Piped(PipelineStage):
             each.buffer = torch.empty_like(self.stream_BTD, device=self.device, requires_grad=learns)
 
     def _forget(self, *received: Any) -> None:
-        for each in (each for infos in received for each in infos):
+        for each in (info for infos in received for info in infos):
             if getattr(each, "buffer", None) is not None:  # token ids have none
                 each.buffer = torch.empty(0, device=self.device)
 
@@ -273,15 +273,15 @@ class Pipeline:
         ids_BT = torch.empty(run.device_batch, run.rank_tokens, dtype=torch.int64, device="meta")
         count, kind = run.layout.pipeline * run.layout.virtual_stages, run.layout.schedule
         batched = kind == "1f1b" or (_BEFORE_2_12 and device.type == "cuda")
-        self.piped = [Piped(each, count, device, self.group, ids_BT, stream_BTD, batched=batched) for each in stages]
+        self.piped = [Piped(stage, count, device, self.group, ids_BT, stream_BTD, batched=batched) for stage in stages]
         self.schedule = SCHEDULES[kind](
             self.piped if kind in OF_SEVERAL else self.piped[0], run.grad_accum, loss_fn=_same, scale_grads=False
         )
 
     def step(self, batches: Sequence[Batch], clock: Clock) -> Tensor:
         """Forward and backward of all micro-batches; the mean loss on the last stage, 0 on others."""
-        for each in self.piped:
-            each.clock = clock
+        for piped in self.piped:
+            piped.clock = clock
         losses: list[Tensor] = []
         ids, told = [], {}
         if self.stages[0].begins:
@@ -290,8 +290,8 @@ class Pipeline:
             targets = torch.cat([targets_BT for _, targets_BT in batches])
             told = {"targets_BT": targets, "target": targets, "losses": losses}
         self.schedule.step(*ids, return_outputs=False, **told)
-        for each in self.piped:
-            each.all_sent()
+        for piped in self.piped:
+            piped.all_sent()
         if self.run.layout.replicate > 1 and self.run.layout.shard_ranks == 1:
             with clock("backward"):
                 for stage in self.stages:

@@ -143,7 +143,11 @@ def finish_gradients(model: nn.Module) -> None:
 
     Once after the last backward of a step. FSDP2 has done it already where it shards such a parameter.
     """
-    for each in model.parameters():
-        gradient = each.grad
-        if isinstance(gradient, DTensor) and isinstance(each, DTensor) and gradient.placements != each.placements:
-            each.grad = gradient.redistribute(placements=each.placements)
+    for parameter in model.parameters():
+        gradient = parameter.grad
+        if (
+            isinstance(gradient, DTensor)
+            and isinstance(parameter, DTensor)
+            and gradient.placements != parameter.placements
+        ):
+            parameter.grad = gradient.redistribute(placements=parameter.placements)

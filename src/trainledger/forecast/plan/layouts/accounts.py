@@ -52,13 +52,13 @@ def rescore(run: Run, machine: Device, *, backend: str, untimed: bool = True) ->
     layout = run.layout
     stages = Stages(layout.pipeline, layout.schedule, layout.virtual_stages, layout.stage_layers)
     runs = layer_runs(run.model, run.recipe)
-    every = kinds_of(stages, [each.count * len(each.kinds) for each in runs])
+    every = kinds_of(stages, [layer_run.count * len(layer_run.kinds) for layer_run in runs])
     # Counts of layers do not show where in a pattern of different ones a stage begins; a rank does, but is slower.
-    patterns = any(len(each.kinds) > 1 for each in runs)
-    parts = [parts_of(run, each.stage) if patterns else each.chunks for each in every]
+    patterns = any(len(layer_run.kinds) > 1 for layer_run in runs)
+    parts = [parts_of(run, stage_kind.stage) if patterns else stage_kind.chunks for stage_kind in every]
     first: dict[Any, int] = {}
-    for each, part in zip(every, parts, strict=True):
-        first.setdefault(part, each.stage)
+    for stage_kind, part in zip(every, parts, strict=True):
+        first.setdefault(part, stage_kind.stage)
     plans = {part: rank_plan(run, stage) for part, stage in first.items()}
     ledgers: dict[Any, Ledger] = {}
     heaviest, peak, memory = None, 0, None
@@ -73,12 +73,12 @@ def rescore(run: Run, machine: Device, *, backend: str, untimed: bool = True) ->
     assert memory is not None
     ranks = [
         RankAccount(
-            plan=replace(plans[part], stage=each.stage),
+            plan=replace(plans[part], stage=stage_kind.stage),
             count=layout.devices // layout.pipeline,
             ledger=ledgers[part],
             alike=first[part],
         )
-        for each, part in zip(every, parts, strict=True)
+        for stage_kind, part in zip(every, parts, strict=True)
     ]
     tensors = leaves_of(run.model, run.recipe).trained().tensors
     step = layout_time(ranks, machine, tensors=tensors)
@@ -124,7 +124,7 @@ class Accounts:
                 self.first(rows)
                 return False
             for number, row in enumerate(rows):
-                ordered = sorted(each.seconds for each in self.found)
+                ordered = sorted(layout.seconds for layout in self.found)
                 if len(ordered) >= self.keep and row[0] >= ordered[self.keep - 1]:
                     self.certain = True
                     break
@@ -139,7 +139,7 @@ class Accounts:
             self._simpler(rows, until + limit_seconds / 2, report)
             self._plainer()
             if not slower:
-                quickest = min((each.seconds for each in self.found), default=0.0)
+                quickest = min((layout.seconds for layout in self.found), default=0.0)
                 front = front[front[:, 0] <= quickest * AS_QUICK]
             for number, row in enumerate(front):
                 if time.process_time() > until + limit_seconds / 2:
@@ -189,8 +189,8 @@ class Accounts:
     def _plainer(self) -> None:
         """Account for the plainer ways to send to experts in the quickest layout and in the simplest."""
         quickest, simplest = self.ranked()[:1], self.simplest()
-        for each in quickest if simplest in quickest or simplest is None else (*quickest, simplest):
-            for run in plainer(each.run, self.chosen_sending):
+        for layout in quickest if simplest in quickest or simplest is None else (*quickest, simplest):
+            for run in plainer(layout.run, self.chosen_sending):
                 score = rescore(run, self.machine, backend=self.backend)
                 if score.seconds is not None and score.fits is not False:
                     self.plainer.append(self._found(run, score, score.seconds, score.peak_nbytes))
@@ -198,8 +198,8 @@ class Accounts:
     def simplest(self) -> ScoredLayout | None:
         """Of those about as quick as the quickest the simplest; of those as simple, the quickest."""
         ranked = self.ranked()
-        as_quick = [each for each in ranked if each.seconds <= ranked[0].seconds * AS_QUICK]
-        return min(as_quick, key=lambda each: each.simplicity, default=None)
+        as_quick = [layout for layout in ranked if layout.seconds <= ranked[0].seconds * AS_QUICK]
+        return min(as_quick, key=lambda layout: layout.simplicity, default=None)
 
     def _account(self, row: Any) -> None:
         run = self.layout_at(row)
@@ -243,7 +243,7 @@ class Accounts:
         return mfu(flops, score.seconds, peak) if score.seconds and peak else None
 
     def ranked(self) -> list[ScoredLayout]:
-        return sorted((*self.found, *self.plainer), key=lambda each: (each.seconds, each.device_nbytes))
+        return sorted((*self.found, *self.plainer), key=lambda layout: (layout.seconds, layout.device_nbytes))
 
     def pareto(self) -> tuple[ScoredLayout, ...]:
         """Those that no other beats in both seconds and memory, the quickest first."""
@@ -251,8 +251,8 @@ class Accounts:
 
         if not self.found:
             return ()
-        seconds = np.array([each.seconds for each in self.found])
-        nbytes = np.array([each.device_nbytes for each in self.found], float)
+        seconds = np.array([layout.seconds for layout in self.found])
+        nbytes = np.array([layout.device_nbytes for layout in self.found], float)
         return tuple(self.found[index] for index in pareto(seconds, nbytes))
 
     def notes(self, interrupted: bool, limit_seconds: float) -> list[str]:

@@ -57,7 +57,7 @@ class PartCosts:
     sends_back: Any = 0.0
 
 
-COLUMNS = tuple(each.name for each in fields(PartCosts))
+COLUMNS = tuple(field.name for field in fields(PartCosts))
 FORWARD, BACKWARD = ("forward", "unpack", "launch", "sends"), ("backward", "pack", "launch_back", "sends_back")
 SECONDS = (*FORWARD, *BACKWARD, "weights")
 
@@ -139,34 +139,34 @@ def block_costs(run: Run, shapes: Sequence[Shape], clock: Clock, *, gathers: boo
     rank = rank_plan(local)
     ledger = follow(rank, backend=backend)
     leaves = rank.chunks[0].leaves
-    blocks = [len(each.blocks) for each in leaves.segments]
-    counts = [each.count for each in leaves.segments]
+    blocks = [len(segment.blocks) for segment in leaves.segments]
+    counts = [segment.count for segment in leaves.segments]
     sizes = sizes_of(rank.run, backend)
     stream = nbytes_in(sizes.stream_rows * sizes.spec.d_model, local.recipe.precision.stream)
     which = _main_segments(runs_of(run), blocks, counts)
     hidden = ("tensor",) if overlaps(run.layout, "tensor") else ()
     segments = shapes[0].checkpointing == "segments"
-    found = _Reader(ledger, clock.of_run(local), stream, which, hidden, blocks, segments)
+    reader = _Reader(ledger, clock.of_run(local), stream, which, hidden, blocks, segments)
     layers = []
     for index in which:
-        part, of = found.loops[index], blocks[index]
+        part, of = reader.loops[index], blocks[index]
         layers.append(replace(part, **{name: getattr(part, name) / of for name in ("kept", *SECONDS)}))
     size = len(shapes)
-    gather = [[each / (2 * blocks[index]) for each in found.gathered[index]] for index in which]  # twice: both passes
-    reduce = [[each / blocks[index] for each in found.reduced[index]] for index in which]
+    gather = [[each / (2 * blocks[index]) for each in reader.gathered[index]] for index in which]  # twice: both passes
+    reduce = [[each / blocks[index] for each in reader.reduced[index]] for index in which]
     costs = BlockCosts(
-        before=_wide(vars(found.before).values(), size),
-        layers=_wide([_wide(vars(each).values(), size) for each in layers], size).swapaxes(0, 1),
-        after=_wide(vars(found.after).values(), size),
+        before=_wide(vars(reader.before).values(), size),
+        layers=_wide([_wide(vars(layer).values(), size) for layer in layers], size).swapaxes(0, 1),
+        after=_wide(vars(reader.after).values(), size),
         stream=_wide(stream, size),
-        received=_wide(found.received, size),
+        received=_wide(reader.received, size),
         gather=_wide([_wide(each, size) for each in gather], size).swapaxes(0, 1),
         reduce=_wide([_wide(each, size) for each in reduce], size).swapaxes(0, 1),
     )
     if segments:
         # A stage may have a part of a segment. What is recomputed ends before the last matmul: of a segment that of its
         # last layer, of a layer alone its own; so its backward takes no longer than alone.
-        alone = [replace(each, checkpointing="full") for each in shapes]
+        alone = [replace(shape, checkpointing="full") for shape in shapes]
         others = block_costs(run, alone, clock, gathers=gathers, backend=backend).layers
         for row in (COLUMNS.index("backward"), COLUMNS.index("launch_back")):
             costs.layers[row] = np.minimum(costs.layers[row], others[row])
@@ -178,7 +178,7 @@ def _with_arrays(run: Run, shapes: Sequence[Shape], gathers: bool) -> Run:
     import numpy as np
 
     def sizes(name: str) -> Any:
-        values = [getattr(each, name) for each in shapes]
+        values = [getattr(shape, name) for shape in shapes]
         return values[0] if len(set(values)) == 1 else np.array(values, np.int64)
 
     first = shapes[0]
@@ -228,7 +228,7 @@ class _Reader:
         self, ledger: Ledger, clock: Clock, stream: Int, wanted: Sequence[int],
         hidden: tuple[str, ...], blocks: Sequence[int], segments: bool,
     ) -> None:  # fmt: skip
-        entries = [each for each in ledger if each.phase in ("forward", "recompute", "backward")]
+        entries = [entry for entry in ledger if entry.phase in ("forward", "recompute", "backward")]
         self.parts = parts = _of_the_micro_batch(list(_parts(entries)))
         self.clock = clock
         self.stream = stream
@@ -238,24 +238,24 @@ class _Reader:
         self.kept: dict[Any, Int] = {}
         self.more: Int = 0  # saved by the last layers beyond the others
         for key, part in self.parts:
-            ahead = [each for each in part if each.phase == "forward"]
+            ahead = [entry for entry in part if entry.phase == "forward"]
             several = isinstance(key, tuple) and self.counts[key] > 1
             # Of a loop what a round leaves live counts: what is kept may be for the next round.
-            own = summed(_change(each, ("activations",)) if several else _kept(each) for each in ahead)
+            own = summed(_change(entry, ("activations",)) if several else _kept(entry) for entry in ahead)
             self.kept[key] = self.kept.get(key, 0) + own
         self.segments = segments
-        self.offloads = any(category == HOST for each in entries for category, _ in each.allocated)
+        self.offloads = any(category == HOST for entry in entries for category, _ in entry.allocated)
         self._level(blocks)
         self.spent = self._seconds()
         # Copies of weights that are outside the layers are saved too; the account of states has them.
-        weights = sum((_kept(each) for key, part in parts if key == "before" for each in part if each.path == ""), 0)
+        weights = sum((_kept(entry) for key, part in parts if key == "before" for entry in part if entry.path == ""), 0)
         before = self._costs("before")
         self.before, self.after = replace(before, kept=before.kept - weights), self._costs("after")
         self.received: Int = self._received()
         self.loops, self.gathered, self.reduced = dict[int, PartCosts](), dict[int, Any](), dict[int, Any]()
         for index, key in self._rounds().items():
             self.loops[index] = self._costs(key)
-            of = [each for other, part in parts if other == key for each in part if each.group in _SHARING]
+            of = [entry for other, part in parts if other == key for entry in part if entry.group in _SHARING]
             self.gathered[index] = _payloads(of, "all_gather")
             self.reduced[index] = _payloads(of, "reduce_scatter")
 
@@ -277,19 +277,19 @@ class _Reader:
         return max(self._rounds().values(), key=lambda each: self.counts[each])
 
     def _costs(self, key: Any) -> PartCosts:
-        entries = [each for other, part in self.parts if other == key for each in part]
+        entries = [entry for other, part in self.parts if other == key for entry in part]
         kept, seconds = self.kept.get(key, 0), self.spent[key]
         if key == "after":  # from its forward on: its micro-batch is the last of those in flight
             peak, change = _working(entries)
             return PartCosts(kept=kept, working=self.more + peak, left=greater(0, self.more + change), **seconds)
-        peak, _ = _working([each for each in entries if each.phase != "forward"])
+        peak, _ = _working([entry for entry in entries if entry.phase != "forward"])
         return PartCosts(kept=kept, working=self.stream + peak, **seconds)
 
     def _received(self) -> Int:
         """What a layer keeps of its input: all of it, or another form of it that it makes itself."""
         alike = self._alike()
-        ahead = [each for key, part in self.parts if key == alike for each in part if each.phase == "forward"]
-        kept = _kept([each for each in ahead if each.allocated][-1])
+        ahead = [entry for key, part in self.parts if key == alike for entry in part if entry.phase == "forward"]
+        kept = _kept([entry for entry in ahead if entry.allocated][-1])
         return 0 if is_zero(kept) else self.stream
 
     def _rounds(self) -> dict[int, Any]:
@@ -342,26 +342,26 @@ def _of_the_micro_batch(parts: list[tuple[Any, list[Entry]]]) -> list[tuple[Any,
     """Without the loops after its backward: they sum over tensor ranks once a step, and have separate numbers."""
     passes = [(key, part[0].phase == "forward") for key, part in parts]
     over = passes.index(("before", False)) if ("before", False) in passes else len(parts)
-    return [each for at, each in enumerate(parts) if at <= over or not isinstance(each[0], tuple)]
+    return [part for at, part in enumerate(parts) if at <= over or not isinstance(part[0], tuple)]
 
 
 def _payloads(entries: Sequence[Entry], name: str) -> tuple[Int, Int]:
     """Bytes of collectives of this name: over all ranks that share, and over those of an expert."""
-    some = [each for each in entries if each.name == name]
-    of_experts = sum((each.payload for each in some if each.group.endswith("/ expert")), 0)
-    return sum((each.payload for each in some), 0) - of_experts, of_experts
+    some = [entry for entry in entries if entry.name == name]
+    of_experts = sum((entry.payload for entry in some if entry.group.endswith("/ expert")), 0)
+    return sum((entry.payload for entry in some), 0) - of_experts, of_experts
 
 
 def _working(entries: Sequence[Entry]) -> tuple[Int, Int]:
     """The peak of what entries allocate and free, and what they leave at their end; a round of each loop."""
     rows = []
-    for each in entries:
-        allocated = tuple(pair for pair in each.allocated if pair[0] in _WORKING)
-        freed = tuple(pair for pair in each.freed if pair[0] in _WORKING)
+    for entry in entries:
+        allocated = tuple(pair for pair in entry.allocated if pair[0] in _WORKING)
+        freed = tuple(pair for pair in entry.freed if pair[0] in _WORKING)
         # The rank's own piece is cast to be gathered: how large it is depends on the ranks.
-        scratch = 0 if each.group in _SHARING else each.scratch
-        rows.append(replace(each, allocated=allocated, freed=freed, scratch=scratch, loop=()))
-    return peak_nbytes(Ledger(tuple(rows))), summed(_change(each, _WORKING) for each in rows)
+        scratch = 0 if entry.group in _SHARING else entry.scratch
+        rows.append(replace(entry, allocated=allocated, freed=freed, scratch=scratch, loop=()))
+    return peak_nbytes(Ledger(tuple(rows))), summed(_change(row, _WORKING) for row in rows)
 
 
 def _kept(entry: Entry) -> Int:

@@ -132,7 +132,7 @@ class Block:
         """How each of the shardings shares states."""
         import numpy as np
 
-        return np.array([each.zero_mode for each in self.shardings])
+        return np.array([sharding.zero_mode for sharding in self.shardings])
 
     def only(self, places: Any) -> Block:
         """The block with some of its shardings."""
@@ -170,9 +170,9 @@ class Blocks:
             used.setdefault((tensor, context), set()).update(self._sizes[data_ranks])
         self._variants = {key: self._list(*key, sorted(sizes)) for key, sizes in used.items()}
         numbers = {name: index for index, name in enumerate(self._again)}
-        self._numbers = np.array([numbers[each.checkpointing] for each in self.shapes], np.int64)
-        for each in corners:
-            self._add(each)
+        self._numbers = np.array([numbers[shape.checkpointing] for shape in self.shapes], np.int64)
+        for corner in corners:
+            self._add(corner)
 
     def _forbids(self, again: str) -> Problem | None:
         return self.constraints.shape(replace(self.constraints.plain, checkpointing=again))
@@ -185,12 +185,12 @@ class Blocks:
             data_ranks = grid.devices // (tensor * context * pipeline)
             stages = self._stages_of(pipeline)
             shardings = len(self._shardings_of(data_ranks, context))
-            axes = [(each, kind) for each in grid.parallels(tensor) for kind in grid.kinds(context)]
+            axes = [(parallel, kind) for parallel in grid.parallels(tensor) for kind in grid.kinds(context)]
             each_axes = inside * len(stages) * shardings
             self.searched += each_axes * len(axes)
             allowed = self._allowed_axes(tensor, context, axes, each_axes)
             left = inside * shardings * len(allowed)
-            self._reject([self.constraints.stages(each) for each in stages], left)
+            self._reject([self.constraints.stages(stage) for stage in stages], left)
             ok_stages = len(self.stages[pipeline])
             left = ok_stages * shardings * len(allowed) * len(grid.micro_batches()) * len(grid.experts())
             self._reject([self._forbids(each) for each in grid.again()], left)
@@ -200,19 +200,19 @@ class Blocks:
     def _allowed_axes(self, tensor: int, context: int, axes: list[tuple[bool, str]], count: int) -> list[Any]:
         problems = [self.constraints.axes(tensor, each, context, kind) for each, kind in axes]
         self._reject(problems, count)
-        allowed = [each for each, problem in zip(axes, problems, strict=True) if problem is None]
+        allowed = [axis for axis, problem in zip(axes, problems, strict=True) if problem is None]
         self._axes[tensor, context] = allowed
         return allowed
 
     def _reject(self, problems: list[Problem | None], count: int) -> None:
-        for each in problems:
-            if each is not None and count:
-                self.rejected[f"{each.field} {each.rule}"] += count
+        for problem in problems:
+            if problem is not None and count:
+                self.rejected[f"{problem.field} {problem.rule}"] += count
 
     def _stages_of(self, pipeline: int) -> list[Stages]:
         if pipeline not in self._all_stages:
             every = self._all_stages[pipeline] = list(self.grid.stages(pipeline))
-            self.stages[pipeline] = [each for each in every if self.constraints.stages(each) is None]
+            self.stages[pipeline] = [stages for stages in every if self.constraints.stages(stages) is None]
         return self._all_stages[pipeline]
 
     def _shardings_of(self, data_ranks: int, context: int) -> list[Sharding]:
@@ -243,7 +243,7 @@ class Blocks:
             some = self.shapes[start:]
             found[expert] = (
                 np.arange(start, len(self.shapes)),
-                np.array([each.micro_batch for each in some], np.int64),
+                np.array([shape.micro_batch for shape in some], np.int64),
             )
         return found
 
@@ -257,15 +257,17 @@ class Blocks:
         every = len(grid.micro_batches())
         self.rejected[WHOLE_BATCH] += (every - len(sizes)) * around * len(shardings) * len(grid.experts())
         for expert in grid.experts():
-            problems = [self.constraints.experts(expert, each.shard * context, each.zero_mode) for each in shardings]
+            problems = [
+                self.constraints.experts(expert, sharding.shard * context, sharding.zero_mode) for sharding in shardings
+            ]
             self._reject(problems, around * len(sizes))
-            allowed = tuple(each for each, problem in zip(shardings, problems, strict=True) if problem is None)
+            allowed = tuple(sharding for sharding, problem in zip(shardings, problems, strict=True) if problem is None)
             places, of_size = self._variants[tensor, context][expert]
             which = np.isin(of_size, sizes)
             if not allowed or not which.any():
                 continue
-            ranks = [(tensor, expert, each.shard * context, each.replicate > 1) for each in allowed]
-            columns = tuple(self.ranks.setdefault(each, len(self.ranks)) for each in ranks)
+            ranks = [(tensor, expert, sharding.shard * context, sharding.replicate > 1) for sharding in allowed]
+            columns = tuple(self.ranks.setdefault(rank, len(self.ranks)) for rank in ranks)
             micro_batches = grid.run.recipe.global_batch // (of_size[which] * data_ranks)
             self.blocks.setdefault(pipeline, []).append(Block(
                 tensor, context, pipeline, expert, data_ranks, places[which], micro_batches, allowed,
@@ -279,18 +281,19 @@ class Blocks:
         ways, size = self.stages[block.pipeline], len(block.shardings)
         counts, inverse = np.unique(block.micro_batches, return_inverse=True)
         rounds = np.array([
-            [each.schedule != "interleaved" or self.constraints.rounds(each.schedule, each.pipeline, int(count)) is None
-             for count in counts] for each in ways
+            [stages.schedule != "interleaved"
+             or self.constraints.rounds(stages.schedule, stages.pipeline, int(count)) is None
+             for count in counts] for stages in ways
         ])[:, inverse]  # fmt: skip
         self.rejected[WHOLE_ROUNDS] += int((~rounds).sum()) * size
         again = self._numbers[block.variants]
-        zero_mode = np.array([each.zero_mode for each in block.shardings])
+        zero_mode = np.array([sharding.zero_mode for sharding in block.shardings])
         shares = np.ones((len(ways), len(self._again), len(ZERO_MODES)), bool)
-        for way, each in enumerate(ways):
+        for way, stages in enumerate(ways):
             for number, name in enumerate(self._again):
                 count = int((rounds[way] & (again == number)).sum())
                 for how in set(zero_mode.tolist()):
-                    problem = self.constraints.zero_mode(how, each.schedule, each.pipeline > 1, name)
+                    problem = self.constraints.zero_mode(how, stages.schedule, stages.pipeline > 1, name)
                     shares[way, number, how] = problem is None
                     if problem is not None:
                         self._reject([problem], count * int((zero_mode == how).sum()))

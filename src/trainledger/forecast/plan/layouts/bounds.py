@@ -56,7 +56,7 @@ class Rates:
 
     def at(self, columns: Any) -> Rates:
         """Of some columns alone."""
-        return Rates(*(None if each is None else each[..., columns] for each in vars(self).values()))
+        return Rates(*(None if var is None else var[..., columns] for var in vars(self).values()))
 
 
 @frozen
@@ -85,8 +85,8 @@ class Bounds:
         self.run, self.shapes, self.costs, self.backend = run, shapes, costs, backend
         self.runs = runs_of(run)
         self.paired = overlaps(run.layout, "experts")
-        self.segments = np.array([each.checkpointing == "segments" for each in shapes])
-        self.divides_sends = np.array([run.layout.split_sends and not each.sequence_parallel for each in shapes])
+        self.segments = np.array([shape.checkpointing == "segments" for shape in shapes])
+        self.divides_sends = np.array([run.layout.split_sends and not shape.sequence_parallel for shape in shapes])
         self.tables = {gathers: self._table(gathers, some, progress) for gathers, some in wanted.items() if some}
         self.hidden = {each: table.hidden(costs.clock.contention) for each, table in self.tables.items()}
 
@@ -114,16 +114,18 @@ class Bounds:
 
         clock, gathered = self.costs.clock, self.tables.get(True)
         assert clock.fabric is not None
-        per_node, sizes = clock.fabric.devices_per_node, [len(each.shardings) for each in blocks]
+        per_node, sizes = clock.fabric.devices_per_node, [len(block.shardings) for block in blocks]
 
         def by_block(values: Any) -> Any:
             return np.repeat(np.array(values), sizes, axis=-1)
 
         axes = {
-            name: by_block([getattr(each, name) for each in blocks])
+            name: by_block([getattr(block, name) for block in blocks])
             for name in ("tensor", "context", "pipeline", "expert")
         }
-        shards, replicas = np.array([(each.shard, each.replicate) for some in blocks for each in some.shardings]).T
+        shards, replicas = np.array(
+            [(sharding.shard, sharding.replicate) for some in blocks for sharding in some.shardings]
+        ).T
         layout = Layout()
         vars(layout).update(axes, shard=shards, replicate=replicas)
         shared = shards * axes["context"]
@@ -134,7 +136,7 @@ class Bounds:
         one, expert = (clock.collective("all_gather", LARGE, place) / LARGE for place in (near, alike))
         rates = Rates(shared, one, expert, clock.collective("all_reduce", LARGE, far) / LARGE)
         if gathered is not None:
-            first = [each.variants[0] for each in blocks]
+            first = [block.variants[0] for block in blocks]
             gather = reduce = np.zeros((gathered.gather.shape[1], len(shared)))
             for which, (place, ranks) in enumerate(((near, shared), (alike, fewer))):
                 payload, reduced = (
@@ -163,7 +165,7 @@ class Bounds:
         for gathers in self.tables:
             at = np.flatnonzero(gathered == gathers)
             if len(at):
-                some = {name: each[..., at] for name, each in states.items()}
+                some = {name: state[..., at] for name, state in states.items()}
                 part = _Part(self, block, ways, gathers, at, some, rates.at(at))
                 found[..., at] = *part.memory(), part.seconds()
         nbytes, reserved, seconds = found
@@ -204,7 +206,7 @@ class _Part:
         """Bytes at the peak of the heaviest stage, without and with what its allocator reserves: [S, V, U] both."""
         import numpy as np
 
-        static = {name: each[:, :, None] for name, each in self.states.items()}  # [S, J, 1, U]
+        static = {name: state[:, :, None] for name, state in self.states.items()}  # [S, J, 1, U]
         fixed, gradients = static["resident"] - ROUNDING, static["gradients"]
         first, later, several = self._activations()
         worst = first + (fixed + static["gathered"] + static["outside"]) + several * gradients
@@ -225,7 +227,7 @@ class _Part:
 
         ways, piped = self.pipelines, self.piped
         counts, inverse = np.unique(self.block.micro_batches, return_inverse=True)
-        held = np.stack([ways.held(int(each), paired=self.paired) for each in counts], axis=2)[:, :, inverse]
+        held = np.stack([ways.held(int(count), paired=self.paired) for count in counts], axis=2)[:, :, inverse]
         kept, in_flight = self._sum(held), held[..., -1]
         own = self._sum(ways.last_chunks[:, :, None, :])
         ends = ways.ends[:, :, None]

@@ -52,20 +52,20 @@ class Diagnosis:
     nearest: tuple[str, ...]
 
 
-def diagnose(found: Layouts, fixed: Mapping[str, Any], fits: Callable[[int], bool], least_devices: int) -> Diagnosis:
+def diagnose(layouts: Layouts, fixed: Mapping[str, Any], fits: Callable[[int], bool], least_devices: int) -> Diagnosis:
     """Why a search found nothing, with ``fixed`` values; ``fits`` says whether there is a layout on so many devices.
 
     Where the rules allow layouts it is memory: then more devices are tried, from ``least_devices``.
     Else it is a fixed value, where others in its place would do, or that no data ranks divide the batch.
     """
-    run, devices = found.run, found.devices
-    if found.allowed:
-        return Diagnosis(_memory(found), tuple(_more(devices, fits, least_devices)))
+    run, devices = layouts.run, layouts.devices
+    if layouts.allowed:
+        return Diagnosis(_memory(layouts), tuple(_more(devices, fits, least_devices)))
     named = [name for name in fixed if name not in SENDING]
     others = [each for each in (_instead(run, devices, fixed, name) for name in named) if each is not None]
-    reasons = [each.reason for each in found.rejected]
+    reasons = [rejected.reason for rejected in layouts.rejected]
     if others:
-        says = (each for each in reasons if any(f".{name} " in each for name in named))
+        says = (reason for reason in reasons if any(f".{name} " in reason for name in named))
         return Diagnosis(next(says, ""), tuple(others))
     ways = _Ways(run, devices, fixed)
     ranks = sorted(devices // each for each in ways.inner if devices % each == 0)
@@ -77,7 +77,7 @@ def diagnose(found: Layouts, fixed: Mapping[str, Any], fits: Callable[[int], boo
     if not batches:
         return Diagnosis(_plainly(run, devices) or next(iter(reasons), ""), tuple(nearest))
     of = "" if ways.micro_batch == 1 else f"recipe.micro_batch = {ways.micro_batch} x "
-    sizes = ", ".join(f"{each:,}" for each in ranks[:_NAMED]) + " ..." * (len(ranks) > _NAMED)
+    sizes = ", ".join(f"{rank:,}" for rank in ranks[:_NAMED]) + " ..." * (len(ranks) > _NAMED)
     rule = (
         f"recipe.global_batch = {run.recipe.global_batch} must be a multiple of {of}the data ranks, which are "
         f"{sizes} given the tensor, context and pipeline ranks that the model allows"
@@ -90,17 +90,17 @@ def _plainly(run: Run, devices: int) -> str:
     shape = Shape(1, False, 1, "ring", 1, 1, run.recipe.activation_checkpointing.kind)
     recipe = replace(run.recipe, global_batch=devices)
     plain = run_of(replace(run, recipe=recipe), shape, Stages(1, "1f1b", 1, None), Sharding(1, devices, 1))
-    return next((f"{each.field} {each.rule}" for each in run_problems(plain)), "")
+    return next((f"{run_problem.field} {run_problem.rule}" for run_problem in run_problems(plain)), "")
 
 
-def _memory(found: Layouts) -> str:
+def _memory(layouts: Layouts) -> str:
     """What is too large in the layouts that come nearest to fitting."""
-    reasons = {each.reason for each in found.rejected}
+    reasons = {rejected.reason for rejected in layouts.rejected}
     sentences = {BY_ACCOUNT: "none fits once its memory is counted in full", NO_NETWORK: NO_NETWORK}
     for each in (BY_ACCOUNT, NO_NETWORK, ON_TOP_OF_STATES, STATES_ALONE):
         if each in reasons:
             return sentences.get(each, f"too large: {each.partition(': ')[2]}")
-    return "; ".join(found.notes) or "none can be timed"
+    return "; ".join(layouts.notes) or "none can be timed"
 
 
 def _more(devices: int, fits: Callable[[int], bool], least: int) -> Iterator[str]:
@@ -123,7 +123,7 @@ def _instead(run: Run, devices: int, fixed: Mapping[str, Any], name: str) -> str
     values = _CHOICES.get(name)
     if values is None:
         sizes = divisors(run.recipe.global_batch if name == "micro_batch" else devices)
-        values = tuple(sorted(sizes, key=lambda each: abs(each - fixed[name])))
+        values = tuple(sorted(sizes, key=lambda size: abs(size - fixed[name])))
     for value in values:
         if value != fixed[name] and _Ways(run, devices, {**fixed, name: value}).there_is:
             return as_override(f"{'recipe' if name in _RECIPE else 'layout'}.{name}", value)
@@ -147,9 +147,9 @@ class _Ways:
         except InvalidInput:
             return
         widths = [
-            each for each in range(1, run.model.attention.n_heads + 1) if _allowed(rules, each, 1, (False,), ("ring",))
+            head for head in range(1, run.model.attention.n_heads + 1) if _allowed(rules, head, 1, (False,), ("ring",))
         ]
-        parts = [each for each in divisors(run.recipe.seq_len) if _allowed(rules, 1, each, (False,), _KINDS)]
+        parts = [divisor for divisor in divisors(run.recipe.seq_len) if _allowed(rules, 1, divisor, (False,), _KINDS)]
         depths = [
             each
             for each in grid.values("pipeline", range(1, run.model.n_layers + 3))
@@ -223,4 +223,4 @@ def _has_layout(run: Run, devices: int, fixed: Mapping[str, Any]) -> bool:
         blocks = Blocks(grid_of(run, devices, fixed))
     except InvalidInput:
         return False
-    return any(bool(blocks.allowed(each).any()) for some in blocks.blocks.values() for each in some)
+    return any(bool(blocks.allowed(block).any()) for some in blocks.blocks.values() for block in some)

@@ -130,17 +130,17 @@ class Grid:
 
 def grid_of(run: Run, devices: int, fixed: Mapping[str, Any]) -> Grid:
     """The grid of a run on so many devices; raises InvalidInput for a fixed name that is no axis of it."""
-    unknown = [each for each in fixed if each not in FIELDS]
+    unknown = [name for name in fixed if name not in FIELDS]
     if unknown:
         rule = f"is not searched; what can be fixed is {', '.join(FIELDS)}"
-        raise InvalidInput([Problem(each, fixed[each], rule, nearest_text(each, FIELDS)) for each in unknown])
+        raise InvalidInput([Problem(name, fixed[name], rule, nearest_text(name, FIELDS)) for name in unknown])
     own = fixed.get("activation_checkpointing", run.recipe.activation_checkpointing.kind)
     if own == "from-start":
         rule = "is not searched: what a layer costs depends on how many layers of its stage come before it"
         raise InvalidInput([Problem("recipe.activation_checkpointing", own, rule, "full")])
     layout = _sending(run, fixed)
     asked = replace(run, layout=replace(layout, auto=True))
-    if problems := [each for each in run_problems(asked) if each.field == "layout.overlap"]:
+    if problems := [run_problem for run_problem in run_problems(asked) if run_problem.field == "layout.overlap"]:
         raise InvalidInput(problems)
     changed = (name for name in SENDING if getattr(layout, name) != getattr(run.layout, name))
     chosen_sending = tuple(name for name in changed if name not in fixed)
@@ -186,7 +186,7 @@ def runs_of(run: Run) -> list[int]:
     edges = {0}
     for again in (*CHECKPOINTING, run.recipe.activation_checkpointing.kind):
         runs = layer_runs(run.model, checkpointed(run.recipe, again))
-        edges |= set(accumulate(each.count * len(each.kinds) for each in runs))
+        edges |= set(accumulate(layer_run.count * len(layer_run.kinds) for layer_run in runs))
     return [until - at for at, until in pairwise(sorted(edges))]
 
 
@@ -205,7 +205,7 @@ def fixed_by(run: Run, written: Collection[str] = ()) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for section, names in (("layout", FIELDS), ("recipe", ("micro_batch", "activation_checkpointing"))):
         part = getattr(run, section)
-        known = {each.name: each.default for each in fields(part)}
+        known = {field.name: field.default for field in fields(part)}
         said = {name: getattr(part, name) for name in names if name in known}
         chosen = {name for name, value in said.items() if f"{section}.{name}" in written and value is not None}
         of_run = ((name, value) for name, value in said.items() if value != known[name] or name in chosen)
@@ -284,5 +284,5 @@ def divisors(whole: int) -> tuple[int, ...]:
     >>> divisors(12)
     (1, 2, 3, 4, 6, 12)
     """
-    small = [each for each in range(1, int(whole**0.5) + 1) if whole % each == 0]
+    small = [index for index in range(1, int(whole**0.5) + 1) if whole % index == 0]
     return tuple(sorted({*small, *(whole // each for each in small)}))

@@ -145,10 +145,10 @@ def as_toml(run: Run) -> str:
 
 def _changed(run: Run) -> Iterator[tuple[str, object]]:
     """The fields of a layout that are not as by default."""
-    for each in fields(run.layout):
-        value = getattr(run.layout, each.name)
-        if value != each.default:
-            yield each.name, value
+    for field in fields(run.layout):
+        value = getattr(run.layout, field.name)
+        if value != field.default:
+            yield field.name, value
 
 
 def _said(run: Run) -> Iterator[str]:

@@ -85,7 +85,7 @@ def search(
         allowed = blocks.allowed(block)
         allowed_count += (count := int(allowed.sum()))
         static = states.of(ways[block.pipeline], block.zero_modes, np.array(block.columns))
-        most = np.array([room(block, each) for each in block.shardings])
+        most = np.array([room(block, sharding) for sharding in block.shardings])
         allowed &= ((static["resident"] + static["gradients"]).max(axis=1) - ROUNDING <= most)[:, None]
         blocks.rejected[STATES_ALONE] += count - int(allowed.sum())
         left = np.flatnonzero(allowed.any(axis=(0, 1)))
@@ -145,8 +145,8 @@ def search(
         fitting=fitting, accounted=accounts.count, certain=accounts.certain,
         ranked=tuple(ranked[:keep]), simplest=accounts.simplest(), pareto=accounts.pareto(),
         rejected=tuple(Rejected(reason, count) for reason, count in blocks.rejected.most_common() if count),
-        seconds_gap=_gap([(each.bound_seconds, each.seconds) for each in accounts.found]),
-        nbytes_gap=_gap([(each.bound_nbytes, each.peak_nbytes) for each in accounts.found]),
+        seconds_gap=_gap([(layout.bound_seconds, layout.seconds) for layout in accounts.found]),
+        nbytes_gap=_gap([(layout.bound_nbytes, layout.peak_nbytes) for layout in accounts.found]),
         preparing_seconds=preparing, bounding_seconds=bounding, accounting_seconds=time.process_time() - began,
         usable_nbytes=capacity,
         notes=tuple(notes), interrupted=interrupted, basis=basis_of(machine)[0],
@@ -177,8 +177,8 @@ def _costs(run: Run, machine: Device, backend: str) -> Costs:
 
 def _update_seconds(ledger: Ledger, clock: Clock) -> float:
     """Seconds of clip and update for each element that is trained."""
-    updates = (each for each in ledger if each.phase in UPDATE and each.kind != "transfer")
-    spent = sum(clock.roofline.time(each).seconds for each in updates)
+    updates = (entry for entry in ledger if entry.phase in UPDATE and entry.kind != "transfer")
+    spent = sum(clock.roofline.time(update).seconds for update in updates)
     return float(spent) / float(max(1, ledger.parameters))
 
 

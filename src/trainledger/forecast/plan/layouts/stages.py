@@ -50,15 +50,15 @@ class StageKind:
     @property
     def layers(self) -> tuple[int, ...]:
         """Layers of each run, of all chunks together."""
-        return tuple(map(sum, zip(*(each.layers for each in self.chunks), strict=True)))
+        return tuple(map(sum, zip(*(chunk.layers for chunk in self.chunks), strict=True)))
 
     @property
     def first(self) -> bool:
-        return any(each.begins for each in self.chunks)
+        return any(chunk.begins for chunk in self.chunks)
 
     @property
     def last(self) -> bool:
-        return any(each.ends for each in self.chunks)
+        return any(chunk.ends for chunk in self.chunks)
 
 
 def layout_of(stages: Stages, *, paired: bool = False) -> Layout:
@@ -78,17 +78,17 @@ def kinds_of(stages: Stages, runs: Sequence[int]) -> tuple[StageKind, ...]:
     found = []
     for stage in range(stages.pipeline):
         chunks = chunks_of(layout, total, stage)
-        parts = tuple(Part(_of_runs(each.first, each.count, runs), each.begins, each.ends) for each in chunks)
+        parts = tuple(Part(_of_runs(chunk.first, chunk.count, runs), chunk.begins, chunk.ends) for chunk in chunks)
         found.append(StageKind(stage, parts))
     return tuple(found)
 
 
 def distinct(kinds: Sequence[StageKind]) -> tuple[StageKind, ...]:
     """Of stages that are alike the first, which has the most in flight."""
-    found: dict[Any, StageKind] = {}
-    for each in kinds:
-        found.setdefault(each.chunks, each)
-    return tuple(found.values())
+    stage_kinds: dict[Any, StageKind] = {}
+    for kind in kinds:
+        stage_kinds.setdefault(kind.chunks, kind)
+    return tuple(stage_kinds.values())
 
 
 def _of_runs(first: int, count: int, runs: Sequence[int]) -> tuple[int, ...]:
@@ -120,11 +120,13 @@ class Pipelines:
         some = [distinct(each) for each in every]
         size, most, several = len(ways), max(map(len, some)), len(runs)
         self.kinds = [(*each, *[each[-1]] * (most - len(each))) for each in some]
-        self.layers = np.array([[each.layers for each in kinds] for kinds in self.kinds], float)
-        self.first = np.array([[each.first for each in kinds] for kinds in self.kinds], float)
-        self.last = np.array([[each.last for each in kinds] for kinds in self.kinds], float)
-        self.ends = np.array([[each.chunks[-1].ends for each in kinds] for kinds in self.kinds], float)
-        self.last_chunks = np.array([[each.chunks[-1].amounts for each in kinds] for kinds in self.kinds], float)
+        self.layers = np.array([[stage_kind.layers for stage_kind in kinds] for kinds in self.kinds], float)
+        self.first = np.array([[stage_kind.first for stage_kind in kinds] for kinds in self.kinds], float)
+        self.last = np.array([[stage_kind.last for stage_kind in kinds] for kinds in self.kinds], float)
+        self.ends = np.array([[stage_kind.chunks[-1].ends for stage_kind in kinds] for kinds in self.kinds], float)
+        self.last_chunks = np.array(
+            [[stage_kind.chunks[-1].amounts for stage_kind in kinds] for kinds in self.kinds], float
+        )
         self.place, self.before = np.zeros((size, most)), np.zeros((size, most, most))
         self.tails = np.zeros((size, most, several))
         self.chunks = np.array([each.virtual_stages for each in ways])
@@ -132,12 +134,12 @@ class Pipelines:
         self.interleaved = [each.schedule == "interleaved" for each in ways]
         self.paired = np.array([each.schedule in BESIDE_ANOTHER and each.pipeline > 1 for each in ways])
         for way, (kinds, stages) in enumerate(zip(self.kinds, every, strict=True)):
-            order = [each.chunks for each in stages]
+            order = [stage.chunks for stage in stages]
             for number, kind in enumerate(kinds):
                 last = len(order) - 1 - order[::-1].index(kind.chunks)
                 self.place[way, number] = last
-                for other, each in enumerate(some[way]):
-                    self.before[way, number, other] = order[:last].count(each.chunks)
+                for other, stage_kind in enumerate(some[way]):
+                    self.before[way, number, other] = order[:last].count(stage_kind.chunks)
                 for run in [index for index, count in enumerate(kind.chunks[-1].layers) if count][-1:]:
                     self.tails[way, number, run] = 1
         behind = self.pipeline - 1 - self.place
@@ -208,7 +210,7 @@ class States:
     def _ask(self, zero_mode: int, cut: tuple[int, ...] | None, stage: int, interleaved: bool) -> Any:
         import numpy as np
 
-        tensor, expert, shared, several = (_sizes([each[at] for each in self.ranks]) for at in range(4))
+        tensor, expert, shared, several = (_sizes([rank[at] for rank in self.ranks]) for at in range(4))
         zero, reshard = ZERO_MODES[zero_mode]
         layout = Layout(
             zero=zero,

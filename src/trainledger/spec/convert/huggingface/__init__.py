@@ -90,12 +90,12 @@ def family_named(model_type: object, where: str = "config.json") -> Family:
     raise InvalidInput([Problem("model_type", model_type, rule)], where)
 
 
-def refuse_all(found: list[Problem], where: str) -> NoReturn:
+def refuse_all(problems: list[Problem], where: str) -> NoReturn:
     """Raise the first twenty problems."""
-    rest = len(found) - _MOST_PROBLEMS
+    rest = len(problems) - _MOST_PROBLEMS
     if rest > 0:
-        found = [*found[:_MOST_PROBLEMS], Problem("and more", None, f"{rest} further keys also have problems")]
-    raise InvalidInput(found, where)
+        problems = [*problems[:_MOST_PROBLEMS], Problem("and more", None, f"{rest} further keys also have problems")]
+    raise InvalidInput(problems, where)
 
 
 def read(config: Mapping[str, Any], where: str = "config.json") -> tuple[Reading, ModelSpec]:
@@ -122,8 +122,8 @@ def read(config: Mapping[str, Any], where: str = "config.json") -> tuple[Reading
     if reading.problems:
         refuse_all(reading.problems, where)
     spec = canonical(from_fields(ModelSpec, {"name": _name(config), **reading.fields}))
-    if found := [replace(problem, field=_key(problem.field, family)) for problem in model_problems(spec)]:
-        refuse_all(found, where)
+    if problems := [replace(problem, field=_key(problem.field, family)) for problem in model_problems(spec)]:
+        refuse_all(problems, where)
     return reading, spec
 
 

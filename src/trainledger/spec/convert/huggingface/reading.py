@@ -290,5 +290,5 @@ def _pattern(reading: Reading) -> list[str]:
         return [_LOCAL if number else _GLOBAL for number in local]
     if isinstance(windows, int):
         every = reading.whole("sliding_window_pattern", windows, 1)
-        return [_GLOBAL if each % every == 0 else _LOCAL for each in range(1, n_layers + 1)]
+        return [_GLOBAL if layer % every == 0 else _LOCAL for layer in range(1, n_layers + 1)]
     return [_GLOBAL if windows == "none" else _LOCAL] * n_layers

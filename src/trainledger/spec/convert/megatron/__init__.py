@@ -97,7 +97,7 @@ def _open_question(followed: Arguments, other: Arguments) -> Problem:
     one, two = followed.script, other.script
     names = [name for name in (*followed.given, *other.given) if followed.given.get(name) != other.given.get(name)]
     name = next((name for name in names if not changes_nothing(name)), names[0] if names else "nproc-per-node")
-    values = [each.given.get(name) if names else each.devices for each in (followed, other)]
+    values = [arguments.given.get(name) if names else arguments.devices for arguments in (followed, other)]
     rule = f"the text launches more than one run (lines {followed.line} and {other.line}): give one launch line"
     asked = next((ours for ours, theirs in zip(one.decisions, two.decisions, strict=False) if ours != theirs), None)
     if asked is not None:
@@ -106,7 +106,7 @@ def _open_question(followed: Arguments, other: Arguments) -> Problem:
         differ = [name for name, text in one.variables.items() if two.variables.get(name, text) != text]
         if variable := next((name for name in differ if one.variables[name] in values), None):
             rule = f"{variable} is set in lines {one.set_at[variable]} and {two.set_at[variable]}; {rule}"
-    return Problem(f"--{name}", " or ".join("absent" if each is None else str(each) for each in values), rule)
+    return Problem(f"--{name}", " or ".join("absent" if value is None else str(value) for value in values), rule)
 
 
 def _run_of(arguments: Arguments, devices: int | None, where: str) -> MegatronRun:
@@ -259,8 +259,8 @@ def layers_of_layout(pattern: str) -> list[int]:
 
     text = pattern.replace(" ", "").replace(",", "")[:4096]
     for _ in range(2):  # (tt|)*5, then t*2
-        text = re.sub(r"\(([^()]*)\)\*(\d{1,4})", lambda found: found[1] * min(1024, int(found[2])), text)[: 2**16]
-        text = re.sub(r"([A-Za-z])\*(\d{1,4})", lambda found: found[1] * min(1024, int(found[2])), text)[: 2**16]
+        text = re.sub(r"\(([^()]*)\)\*(\d{1,4})", lambda match: match[1] * min(1024, int(match[2])), text)[: 2**16]
+        text = re.sub(r"([A-Za-z])\*(\d{1,4})", lambda match: match[1] * min(1024, int(match[2])), text)[: 2**16]
     return [stage.count("t") for stage in text.split("|")]
 
 

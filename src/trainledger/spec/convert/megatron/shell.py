@@ -142,17 +142,17 @@ class _Shell(Values):
 
     def _case(self, step: Step) -> bool | None:
         word = self.expand(step.text)
-        cases = [([self.expand(each.text) for each in patterns], body) for patterns, body in step.blocks]
+        cases = [([self.expand(pattern.text) for pattern in patterns], body) for patterns, body in step.blocks]
         if "$" in word:
             if not any("*" in patterns for patterns, _ in cases):
                 cases.append(([], ()))
             return self.run(cases[self.decide(f"case {word}", self.line, len(cases))][1])
-        matching = (body for patterns, body in cases if any(fnmatchcase(word, each) for each in patterns))
+        matching = (body for patterns, body in cases if any(fnmatchcase(word, pattern) for pattern in patterns))
         return self.run(next(matching, ()))
 
     def _for(self, step: Step) -> bool | None:
         ((_, body),) = step.blocks
-        name, *words = (each.text for each in step.words)
+        name, *words = (word.text for word in step.words)
         if name.startswith("(("):
             return self._loop(body, self._counting(name[2:-2]))
         values = [part for word in words for part in self.expand(word).split()]
@@ -193,15 +193,15 @@ class _Shell(Values):
         return True
 
     def _test(self, step: Step) -> bool | None:
-        return self.tested([self.expand(each.text) for each in step.words])
+        return self.tested([self.expand(word.text) for word in step.words])
 
     def _command(self, step: Step) -> bool | None:
         words = list(step.words)
         declares = words[0].text in _DECLARING
-        while words and ((found := ASSIGNMENT.fullmatch(words[0].text)) or declares):
+        while words and ((match := ASSIGNMENT.fullmatch(words[0].text)) or declares):
             word = words.pop(0)
-            if found:
-                self.assigned(found, word)
+            if match:
+                self.assigned(match, word)
         if not words:
             return True
         if words[0].text.startswith("(("):
@@ -218,8 +218,8 @@ class _Shell(Values):
         if name in ("exit", "return", "break", "continue"):
             self.leaving = name
         elif name in ("unset", "read"):
-            for each in values:
-                self.variables.pop(each, None)
+            for value in values:
+                self.variables.pop(value, None)
         elif name == "shift" and self.called_with:
             self.called_with = self.called_with[1:]
         else:

@@ -42,8 +42,8 @@ class Values:
         self.called_with: tuple[str, ...] | None = None
         self.line = 0
 
-    def assigned(self, found: re.Match[str], word: Word) -> None:
-        name, index, more, value = found.groups()
+    def assigned(self, match: re.Match[str], word: Word) -> None:
+        name, index, more, value = match.groups()
         array = dict(self.variables.get(name, {})) if more or index is not None else {}
         if word.parts is None:
             key = self._key(index or "0")
@@ -100,10 +100,10 @@ class Values:
 
     def _parameter(self, inner: str) -> str | None:
         """What stands between braces; None where it is not known, as parts of a variable's text are not."""
-        found = _PARAMETER.fullmatch(inner)
-        if found is None:
+        match = _PARAMETER.fullmatch(inner)
+        if match is None:
             return None
-        counted, name, index, colon, sign, other = found.groups()
+        counted, name, index, colon, sign, other = match.groups()
         value = self._value(name, index)
         if counted and value is not None:
             return str(len(self.variables.get(name, value) if index in ("@", "*") else value))
@@ -118,10 +118,10 @@ class Values:
 
     def arithmetic(self, text: str) -> int | None:
         """The number of an expression, which may set a variable; None where it is not known."""
-        found = _CHANGED.fullmatch(re.sub(r"([-+])\1\s*$", r"\1=1", text))
-        if found is None:
+        match = _CHANGED.fullmatch(re.sub(r"([-+])\1\s*$", r"\1=1", text))
+        if match is None:
             return self.number(text)
-        name, sign, value = found.groups()
+        name, sign, value = match.groups()
         number = self.number(f"{name}{sign}({value})" if sign else value)
         self.assign(name, f"${name}" if number is None else str(number))
         return number

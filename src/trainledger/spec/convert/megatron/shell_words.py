@@ -48,7 +48,7 @@ class Step:
 
     @property
     def text(self) -> str:
-        return " ".join(each.text for each in self.words)
+        return " ".join(word.text for word in self.words)
 
 
 def parsed(text: str) -> tuple[Step, ...]:

@@ -138,7 +138,7 @@ class Reading:
         parts = key.split(".")
         wholes = (".".join(parts[:count]) for count in range(1, len(parts)))
         if whole := next((name for name in wholes if name in self.table["refused"]), ""):
-            if all(each.field != whole for each in self.problems):
+            if all(problem.field != whole for problem in self.problems):
                 self.refuse(whole, value, self.table["refused"][whole], f"without {whole}")
             return
         known = [*self.table["fields"], *self.table["words"]]
