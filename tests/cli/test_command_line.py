@@ -155,7 +155,7 @@ def test_the_nearest_is_a_number_where_it_is_one(capsys):
 def test_any_value_of_an_input_is_reported_as_json(capsys):
     for value, found in (
         ({1: "a"}, "a table"), (10**9999, "a number of about 9999 digits"), ((2, [3]), [2, "[3]"]), (object, None),
-        (float("nan"), None),
+        (float("nan"), "nan"),
     ):  # fmt: skip
         show(lines("", error_json(InvalidInput([Problem("field", value, "is wrong")]))), as_json=True)
         (problem,) = json.loads(capsys.readouterr().out)["error"]

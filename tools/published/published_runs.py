@@ -221,12 +221,16 @@ def case_of(row: Row) -> Case | str:
     if "litgpt" in source:
         if not row["n_layers"]:
             return "the sizes of the model are not stated"
-        return "adapters are accounted for on one device only" if row["n_devices"] != "1" else litgpt_case(row)
+        return (
+            "adapters on several devices, which this table does not have yet"
+            if row["n_devices"] != "1"
+            else litgpt_case(row)
+        )
     if "QwenLM" in source:
         if "(emb)" in family:
             return "trains embedding and head in addition to the adapters, which no recipe has"
         if row["n_devices"] != "1" and "Full" not in family:
-            return "adapters are accounted for on one device only"
+            return "adapters on several devices, which this table does not have yet"
         return qwen_case(row)
     return "not predicted"
 

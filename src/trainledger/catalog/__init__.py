@@ -77,11 +77,7 @@ def known_as(name: str, known: Iterable[str], field: str) -> str:
     )
     if found is not None:
         return found
-    memory_of = {
-        device_name: str(_table("devices", f"{device_name}.toml")["memory"])
-        for device_name in device_names()
-        if device_name in known
-    }
+    memory_of = {own: str(_table("devices", f"{own}.toml")["memory"]) for own in device_names() if own in known}
     if (meant := device_meant(name, memory_of, _USUAL)) is not None:
         return meant
     longer = [name for name in known if name.startswith(lower)] if name else []

@@ -74,8 +74,8 @@ def work_of_kernel(
     it, and what the compiler makes of one reduction counts as that reduction, as it does where it is not compiled. What
     is read more than once counts once, and what the kernel itself has written does not count as read.
     """
-    loops = [get_node for node in nodes for get_node in node.get_nodes()]
-    origins: list[Any] = list(dict.fromkeys(get_origin for loop in loops for get_origin in loop.node.get_origins()))
+    loops = [loop for node in nodes for loop in node.get_nodes()]
+    origins: list[Any] = list(dict.fromkeys(origin for loop in loops for origin in loop.node.get_origins()))
     computing = [origin for origin in origins if origin.op == "call_function"]
     owner, line = _place_of(computing)
     made = {write.name for loop in loops for write in loop.read_writes.writes}
@@ -201,10 +201,7 @@ class Owners:
     def names(self, arguments: Iterable[Any]) -> list[str]:
         """The parameters among the arguments of a graph by position, "" for what is none."""
         names = self._tensors
-        return [
-            names.get(argument.untyped_storage()._cdata, "") if isinstance(argument, Tensor) else ""
-            for argument in arguments
-        ]
+        return [names.get(x.untyped_storage()._cdata, "") if isinstance(x, Tensor) else "" for x in arguments]
 
     def moved(self, first: Sequence[str], now: Sequence[str]) -> Moved:
         """Which modules replace those of the first run of a forward; remembered for the backward of this one."""
@@ -399,7 +396,5 @@ class Runs:
 
 def _touched(elements: tuple[int, ...], arguments: Args) -> int:
     """Bytes of so many elements of each argument; what several loops of a kernel need counts once."""
-    pairs = [
-        (count, argument) for count, argument in zip(elements, arguments, strict=False) if isinstance(argument, Tensor)
-    ]
+    pairs = [(count, x) for count, x in zip(elements, arguments, strict=False) if isinstance(x, Tensor)]
     return sum(min(count, tensor.numel()) * tensor.element_size() for count, tensor in pairs)

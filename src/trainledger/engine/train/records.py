@@ -244,7 +244,7 @@ class Records:
             return
         self.metrics.close()
         self.metrics = Metrics(self._state.run_dir, after=self._state.step)
-        known = [read_line for read_line in read_lines(self.metrics.path) if "loss" in read_line]
+        known = [line for line in read_lines(self.metrics.path) if "loss" in line]
         self._watch.remember(known)
         if lacking := steps_without_line(known, self._state.step):
             self._say(f"{self.metrics.path} {lacking}.")

@@ -281,12 +281,10 @@ def adapters_in(path: Path, say: Callable[[str], None]) -> tuple[Run, dict[str, 
 def _averages(checkpoint: Path) -> dict[str, Tensor]:
     """The averages of the weights that were trained, by name."""
     stored = stored_in(sorted(checkpoint.glob("optimizer*.safetensors")))
-    tensors = {
-        name.removeprefix(f"{AVERAGE}/"): each.read() for name, each in stored.items() if name.startswith(AVERAGE)
-    }
-    if not tensors:
+    means = {name.removeprefix(f"{AVERAGE}/"): part.read() for name, part in stored.items() if name.startswith(AVERAGE)}
+    if not means:
         raise _refusal(checkpoint, "has no average of its weights: recipe.ema was absent when it was trained")
-    return tensors
+    return means
 
 
 def _take(values: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> None:

@@ -106,7 +106,7 @@ class Piles:
 
 def _tensors() -> list[Tensor]:
     # isinstance asks some objects for a property and wakes it
-    return [get_object for get_object in gc.get_objects() if issubclass(type(get_object), Tensor)]
+    return [value for value in gc.get_objects() if issubclass(type(value), Tensor)]
 
 
 def _kind(tensor: Tensor) -> Kind:

@@ -230,9 +230,7 @@ def holder_of(tensor: Any, frame: FrameType | None, files: Files) -> Holder | No
         for name, value in variables_of(each):
             if value is tensor:
                 return Holder(name, "variable", *added_to(name, each, files))
-    holding = [
-        get_referrer for get_referrer in gc.get_referrers(tensor) if isinstance(get_referrer, (list, dict, set, tuple))
-    ]
+    holding = [referrer for referrer in gc.get_referrers(tensor) if isinstance(referrer, (list, dict, set, tuple))]
     for level in range(2):
         known = {id(each): each for each in holding}
         for each in frames:

@@ -306,6 +306,6 @@ def _living() -> Iterator[Tensor]:
     """All live fake tensors of this world, including those that a step does not touch."""
     gc.collect()
     mode = torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE)
-    for get_object in gc.get_objects():
-        if issubclass(type(get_object), FakeTensor) and get_object.fake_mode is mode:
-            yield get_object
+    for tensor in gc.get_objects():
+        if issubclass(type(tensor), FakeTensor) and tensor.fake_mode is mode:
+            yield tensor

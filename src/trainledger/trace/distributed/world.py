@@ -253,7 +253,7 @@ def _swap(mode: FakeTensorMode, swap: Callable[..., None], a: Tensor, b: Tensor)
 def _forget(mode: FakeTensorMode, tensor: Tensor) -> None:
     """Remove a fake tensor from its mode's memo of which real one it was made from."""
     memo: Any = mode.fake_tensor_converter.meta_converter.tensor_memo
-    for getweakref in weakref.getweakrefs(tensor):
-        key = getattr(getweakref, "key", None)
-        if memo.data.get(key) is getweakref:
+    for reference in weakref.getweakrefs(tensor):
+        key = getattr(reference, "key", None)
+        if memo.data.get(key) is reference:
             del memo.data[key]
