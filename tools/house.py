@@ -45,14 +45,13 @@ def module_of(path: Path) -> str:
 VAGUE = ("each", "found", "stuff", "thing", "tmp", "obj")
 
 
-def vague_names(room: str = "") -> int:
+def vague_names() -> int:
     """How often a name of `VAGUE` is bound: as a parameter, in an assignment, in a loop."""
     count = 0
     for path in files():
-        if f"{module_of(path)}.".startswith(f"{PACKAGE}.{room}"):
-            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-                bound = node.arg if isinstance(node, ast.arg) else isinstance(node, ast.Name) and node.id
-                count += bound in VAGUE and not isinstance(getattr(node, "ctx", None), ast.Load)
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            bound = node.arg if isinstance(node, ast.arg) else isinstance(node, ast.Name) and node.id
+            count += bound in VAGUE and not isinstance(getattr(node, "ctx", None), ast.Load)
     return count
 
 
