@@ -110,12 +110,7 @@ def claims_time() -> list[Claim]:
             12.63e9,
             1e-3,
         ),
-        Claim(
-            "8 H100, two weeks, at the peak: FLOPs (4.79e21 is one week)",
-            8 * h100 * 14 * 86400,
-            9.575e21,
-            1e-3,
-        ),
+        Claim("8 H100, two weeks, at the peak: FLOPs (4.79e21 is one week)", 8 * h100 * 14 * 86400, 9.575e21, 1e-3),
         Claim("GPT-3 (175B, 300B tokens) is this many teaching runs", gpt3 / teaching.flops, 136.7, 1e-3),
         Claim("Llama 3 70B is this many", llama3 / teaching.flops, 2734.4, 1e-3),
     ]

@@ -392,10 +392,7 @@ def exercise_scale(seed: int) -> Exercise:
         f"2^k x {deviation:g} x 0.0125 has to pass 2.98e-8. At k = {power - 1} {lost(power - 1):.2%} are lost, "
         f"at k = {power} {lost(power):.2%}.",
         hint="fp16 is zero up to 2^-25; 1 % of a normal distribution is nearer to 0 than 0.0125 deviations.",
-        mistakes={
-            power - 1: f"That loses {lost(power - 1):.2%}.",
-            power + 1: f"That works, but {power} does too.",
-        },
+        mistakes={power - 1: f"That loses {lost(power - 1):.2%}.", power + 1: f"That works, but {power} does too."},
     )
 
 
@@ -445,13 +442,7 @@ def exercise_write_rounding(seed: int) -> Exercise:
 
 @app.cell(hide_code=True)
 def _():
-    EXERCISES = [
-        exercise_rounded,
-        exercise_update,
-        exercise_scale,
-        exercise_fate,
-        exercise_write_rounding,
-    ]
+    EXERCISES = [exercise_rounded, exercise_update, exercise_scale, exercise_fate, exercise_write_rounding]
     seed = mo.ui.number(1, 9999, value=1, label="seed")
     seed
     return EXERCISES, seed

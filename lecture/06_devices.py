@@ -236,11 +236,7 @@ def claims_batches() -> list[Claim]:
     loop = tl.loop("gpt2", EIGHT, device="h100-sxm", count=8)
     share = 40 * tl.copy_seconds(2 * 12 * 1024 * 8, "h100-sxm", pinned=False).seconds / 8 / loop.step_seconds
     plain, offloaded = (
-        tl.load(
-            "gpt2-xl",
-            XL | {"recipe.activation_checkpointing": kind},
-            device="a100-sxm-80gb",
-        )
+        tl.load("gpt2-xl", XL | {"recipe.activation_checkpointing": kind}, device="a100-sxm-80gb")
         for kind in ("none", "offload")
     )
     moved = sum(each.read * each.times for each in tl.account(offloaded).entries if each.kind == "transfer")

@@ -560,13 +560,7 @@ def exercise_generator(seed: int) -> Exercise:
 
 @app.cell(hide_code=True)
 def _():
-    EXERCISES = [
-        exercise_disk,
-        exercise_unread,
-        exercise_worth,
-        exercise_shift,
-        exercise_generator,
-    ]
+    EXERCISES = [exercise_disk, exercise_unread, exercise_worth, exercise_shift, exercise_generator]
     seed = mo.ui.number(1, 9999, value=1, label="seed")
     seed
     return EXERCISES, seed

@@ -530,14 +530,7 @@ def exercise_resume(seed: int) -> Exercise:
 
 @app.cell(hide_code=True)
 def _():
-    EXERCISES = [
-        exercise_rate,
-        exercise_interval,
-        exercise_lost,
-        exercise_clip,
-        exercise_missing,
-        exercise_resume,
-    ]
+    EXERCISES = [exercise_rate, exercise_interval, exercise_lost, exercise_clip, exercise_missing, exercise_resume]
     seed = mo.ui.number(1, 9999, value=1, label="seed")
     seed
     return EXERCISES, seed

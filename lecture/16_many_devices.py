@@ -470,14 +470,7 @@ def exercise_shard(seed: int) -> Exercise:
 
 @app.cell(hide_code=True)
 def _():
-    EXERCISES = [
-        exercise_least,
-        exercise_one,
-        exercise_bubble,
-        exercise_bound,
-        exercise_fits,
-        exercise_shard,
-    ]
+    EXERCISES = [exercise_least, exercise_one, exercise_bubble, exercise_bound, exercise_fits, exercise_shard]
     seed = mo.ui.number(1, 9999, value=1, label="seed")
     seed
     return EXERCISES, seed

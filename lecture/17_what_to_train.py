@@ -19,11 +19,7 @@ with app.setup:
         import torch
 
     CLUSTER = {"device": "h100-sxm", "count": 32, "days": "2w"}
-    EIGHT_B = {
-        "layout.shard": 64,
-        "recipe.precision": "bf16-sharded",
-        "recipe.global_batch": 64,
-    }
+    EIGHT_B = {"layout.shard": 64, "recipe.precision": "bf16-sharded", "recipe.global_batch": 64}
 
 
 @app.cell(hide_code=True)
@@ -618,13 +614,7 @@ def exercise_write_the_rule(seed: int) -> Exercise:
 
 @app.cell(hide_code=True)
 def _():
-    EXERCISES = [
-        exercise_best_size,
-        exercise_overtrained,
-        exercise_cache,
-        exercise_ridge,
-        exercise_write_the_rule,
-    ]
+    EXERCISES = [exercise_best_size, exercise_overtrained, exercise_cache, exercise_ridge, exercise_write_the_rule]
     seed = mo.ui.number(1, 9999, value=1, label="seed")
     seed
     return EXERCISES, seed

@@ -184,10 +184,7 @@ def _(books):
 def _(books):
     mo.stop(books is None)
     parts = books.reconciliation["peak_nbytes"].parts
-    sides = {
-        "predicted": [part.predicted / 1e6 for part in parts],
-        "measured": [part.measured / 1e6 for part in parts],
-    }
+    sides = {"predicted": [part.predicted / 1e6 for part in parts], "measured": [part.measured / 1e6 for part in parts]}
     bar_chart(
         "Forecast and measurement of the peak, bar by bar",
         Axis("MB"),

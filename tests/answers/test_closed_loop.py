@@ -189,12 +189,7 @@ def test_the_demo_does_all_of_it(run_file: Path, capsys: pytest.CaptureFixture[s
     flags = [part for change in cut for part in ("--set", change)]
     assert main(["demo", *flags]) == 0
     said = capsys.readouterr().out
-    for heading in (
-        "What it will cost",
-        "Training it",
-        "What the model writes",
-        "Forecast and measurement",
-    ):
+    for heading in ("What it will cost", "Training it", "What the model writes", "Forecast and measurement"):
         assert heading in said
     assert "def read(self, path):" in said
     assert main(["demo", *flags, "--json"]) == 0

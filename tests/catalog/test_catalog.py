@@ -134,12 +134,7 @@ def test_parameters_are_those_published(name):
 @pytest.mark.parametrize("name", sorted(MODELS))
 def test_sizes_are_those_published(name):
     spec, row = model(name), COUNTS[MODELS[name]]
-    sizes = {
-        "n_layers": "n_layers",
-        "d_model": "d_model",
-        "n_heads": "attention.n_heads",
-        "d_ff": "feed_forward.d_ff",
-    }
+    sizes = {"n_layers": "n_layers", "d_model": "d_model", "n_heads": "attention.n_heads", "d_ff": "feed_forward.d_ff"}
     latent = "qk 128+64, v 128"
     assert {each: str(field_at(spec, path)) for each, path in sizes.items()} == {each: row[each] for each in sizes}
     assert (str(spec.vocab_size), str(spec.kv_heads)) == (row["vocab"], row["n_kv_heads"])

@@ -51,15 +51,7 @@ KINDS: list[dict[str, Any]] = [
 
 def ledger_of(kind: dict[str, Any], *, micro_batch: Any = 2, grad_accum: Any = 3, **sizes: Any) -> Ledger:
     recipe = {name: value for name, value in kind.items() if name != "model"}
-    given = {
-        "d_model": 40,
-        "n_layers": 3,
-        "d_ff": 48,
-        "vocab_size": 100,
-        "max_seq_len": 16,
-        "seq_len": 16,
-        **sizes,
-    }
+    given = {"d_model": 40, "n_layers": 3, "d_ff": 48, "vocab_size": 100, "max_seq_len": 16, "seq_len": 16, **sizes}
     given["feed_forward.d_ff"] = given.pop("d_ff")
     seq_len = given.pop("seq_len")
     model = from_fields(

@@ -94,10 +94,7 @@ def test_matmuls_and_kernels_over_all_rows_end_a_kernel():
 def test_sizes_may_be_arrays():
     batches = np.array([2, 4, 16])
     run = load(
-        {
-            "model": sizes(V=64, D=D, L=2, H=4, F=F, T=128),
-            "recipe": {**SIZES, "compile": True, "precision": "bf16"},
-        }
+        {"model": sizes(V=64, D=D, L=2, H=4, F=F, T=128), "recipe": {**SIZES, "compile": True, "precision": "bf16"}}
     )
     many = account(replace(run, recipe=replace(run.recipe, global_batch=batches)), backend="cuda")
     for place, batch in enumerate(batches):

@@ -8,15 +8,7 @@ from statistics import median
 
 import pytest
 from accuracy_page import page
-from error_model import (
-    PATH,
-    fitting,
-    measured_memory,
-    memory_intervals,
-    pair_intervals,
-    step_intervals,
-    text,
-)
+from error_model import PATH, fitting, measured_memory, memory_intervals, pair_intervals, step_intervals, text
 from error_rows import MEMORY, memory_text, predicted_memory, step_rows
 from error_statistics import Interval, conformal, coverage, quantile, sources_left_out, student
 from left_out import bound_of, read_left_out

@@ -12,19 +12,7 @@ import trainledger as tl
 from drawn import Drawn, corners, number
 from trainledger.answers.pages.memory import memory_chart
 from trainledger.answers.pages.plan_figures import figures as figures_of_a_plan
-from trainledger.report.chart import (
-    COLOURS,
-    Area,
-    Axis,
-    Band,
-    Bars,
-    Chart,
-    Line,
-    Mark,
-    bar_chart,
-    beside,
-    stacked,
-)
+from trainledger.report.chart import COLOURS, Area, Axis, Band, Bars, Chart, Line, Mark, bar_chart, beside, stacked
 from trainledger.report.draw.chart import standalone, svg
 from trainledger.report.draw.elements import STYLE, paint
 from trainledger.report.draw.marks import thinned

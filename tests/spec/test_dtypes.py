@@ -63,8 +63,7 @@ def test_the_smallest_subnormal_is_the_last_value_above_zero(name):
 
 
 @pytest.mark.parametrize(
-    ("shape", "name", "nbytes"),
-    [((4, 8), "fp32", 128), ((4, 8), "bf16", 64), ((49152, 12288), "fp32", 2415919104)],
+    ("shape", "name", "nbytes"), [((4, 8), "fp32", 128), ((4, 8), "bf16", 64), ((49152, 12288), "fp32", 2415919104)]
 )
 def test_bytes_of_published_tensors(shape, name, nbytes):
     assert shape[0] * shape[1] * FORMATS[name].nbytes == nbytes

@@ -49,9 +49,7 @@ def test_an_element_is_as_near_as_its_format_allows(name: str, number: float, la
 
 
 @given(magnitudes)
-def test_the_scale_of_mx_formats_is_a_power_of_two_under_which_the_largest_nearly_fills_the_elements(
-    largest,
-):
+def test_the_scale_of_mx_formats_is_a_power_of_two_under_which_the_largest_nearly_fills_the_elements(largest):
     for name in ("mxfp8", "mxfp6", "mxfp4"):
         found = in_block(name, largest, 0.0)
         assert math.frexp(found.scale)[0] == 0.5

@@ -8,12 +8,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, Phase, given, settings
 from random_runs import run_of, runs
-from torch.utils.flop_counter import (
-    FlopCounterMode,
-    flop_registry,
-    sdpa_backward_flop_count,
-    sdpa_flop_count,
-)
+from torch.utils.flop_counter import FlopCounterMode, flop_registry, sdpa_backward_flop_count, sdpa_flop_count
 
 from trainledger.engine.nn.transformer import build
 from trainledger.engine.train.optimizer import build_optimizer

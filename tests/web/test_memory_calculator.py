@@ -85,9 +85,7 @@ def test_a_pasted_config_is_a_model() -> None:
     assert seen["fields"]["recipe.seq_len"]["text"] == "256"
 
 
-def test_a_run_that_does_not_fit_is_an_answer_with_the_numbers_of_the_command_line(
-    capsys,
-):
+def test_a_run_that_does_not_fit_is_an_answer_with_the_numbers_of_the_command_line(capsys):
     query = {"run": "llama-3.1-405b"}
     seen = answers.view("memory", query)
     assert seen["tone"] == "bad"

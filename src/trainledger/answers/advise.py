@@ -176,10 +176,7 @@ def _numbered(adviseds: Sequence[Advised], befores: Sequence[Forecast]) -> Items
 
 
 def _gain(
-    seconds: tuple[float | None, float | None],
-    nbytes: tuple[int | None, int | None],
-    before: Forecast,
-    after: Forecast,
+    seconds: tuple[float | None, float | None], nbytes: tuple[int | None, int | None], before: Forecast, after: Forecast
 ) -> str:
     parts = []
     if seconds[0] and seconds[1] is not None:

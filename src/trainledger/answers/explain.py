@@ -201,10 +201,7 @@ def page(
     forward, totals, by_component = {}, {}, None
     if what == "flops":
         forward = forward_flops(run.model, run.recipe.seq_len, attention=run.recipe.attention)
-        totals = {
-            "flops": sum(part.total for part in parts),
-            **forward_totals(run.model, forward, run.recipe.seq_len),
-        }
+        totals = {"flops": sum(part.total for part in parts), **forward_totals(run.model, forward, run.recipe.seq_len)}
         of_model = components_table(parameters(run.model).by_component, forward)
         by_component = section(f"Of the model, and of a forward of {run.recipe.seq_len:,} tokens", of_model)
     return Document(

@@ -110,11 +110,7 @@ def resolve(
 
 
 def load_file(
-    path: str | os.PathLike[str],
-    overrides: AnyOverrides = (),
-    *,
-    search: bool = True,
-    progress: Progress | None = None,
+    path: str | os.PathLike[str], overrides: AnyOverrides = (), *, search: bool = True, progress: Progress | None = None
 ) -> Run:
     """As `load`, of a run file alone, whatever it is called."""
     if has_arguments(os.fspath(path)):

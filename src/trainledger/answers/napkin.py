@@ -9,14 +9,7 @@ from typing import Annotated, Any
 from trainledger.answers.pages.plain_data import named
 from trainledger.answers.question import question, text
 from trainledger.forecast.plan import napkin as solved
-from trainledger.forecast.plan.napkin import (
-    GIVEN,
-    LargestModels,
-    Napkin,
-    headline,
-    headline_of_largest,
-    largest_models,
-)
+from trainledger.forecast.plan.napkin import GIVEN, LargestModels, Napkin, headline, headline_of_largest, largest_models
 from trainledger.ledger.rules_of_thumb import STATES
 from trainledger.report.document import Document, Table, section, sections
 from trainledger.spec.device import Device

@@ -14,18 +14,7 @@ from math import floor, log10
 from trainledger.spec.frozen import frozen
 from trainledger.spec.units import GIGA, format_nbytes
 
-COLOURS = (
-    "#0072B2",
-    "#E69F00",
-    "#009E73",
-    "#CC79A7",
-    "#56B4E9",
-    "#D55E00",
-    "#F0E442",
-    "#999999",
-    "#000000",
-    "#332288",
-)
+COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "#999999", "#000000", "#332288")
 DARK, GREY, AXIS, FAINT, PALE, WHITE = "#222222", "#555555", "#999998", "#aaaaaa", "#dddddd", "#ffffff"
 SYMBOLS = ("circle", "square", "diamond", "triangle", "x", "star", "cross", "wedge")
 Numbers = Sequence[float]

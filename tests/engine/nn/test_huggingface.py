@@ -23,9 +23,7 @@ from trainledger.spec.parts import from_fields
 from trainledger.spec.problem import InvalidInput
 
 FEW = settings(
-    max_examples=12,
-    deadline=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+    max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 )
 
 

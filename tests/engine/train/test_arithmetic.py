@@ -26,10 +26,7 @@ def test_a_cpu_needs_the_switch_for_compiled_kernels_alone(fields: dict[str, boo
 def test_an_operation_without_such_a_kernel_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     said = "histc_cuda with floating point input does not have a deterministic implementation, but you set ..."
     rule = r"recipe\.deterministic = true: has no such kernel on cpu here: histc_cuda with floating point input"
-    with (
-        pytest.raises(InvalidInput, match=rule),
-        arithmetic(tiny_run(compile=True).recipe, CPU, keeps=True),
-    ):
+    with pytest.raises(InvalidInput, match=rule), arithmetic(tiny_run(compile=True).recipe, CPU, keeps=True):
         raise RuntimeError(said)
     assert not torch.are_deterministic_algorithms_enabled()
     with pytest.raises(RuntimeError, match="another"), arithmetic(tiny_run(compile=True).recipe, CPU, keeps=True):

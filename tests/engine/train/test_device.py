@@ -34,8 +34,7 @@ def faults(*arguments: str, **environment: str) -> tuple[int, str]:
 
 
 @pytest.mark.skipif(
-    not sys.platform.startswith("linux") or "glibc" not in " ".join(platform.libc_ver()),
-    reason="glibc's allocator",
+    not sys.platform.startswith("linux") or "glibc" not in " ".join(platform.libc_ver()), reason="glibc's allocator"
 )
 def test_kept_memory_is_faulted_in_once() -> None:
     afresh, _ = faults()

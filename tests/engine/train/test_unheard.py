@@ -18,11 +18,7 @@ def _nothing_left() -> Iterator[None]:
     end_all()
 
 
-REDIRECTED = {
-    "a full disk": ">/dev/full 2>/dev/full",
-    "closed": ">&- 2>&-",
-    "a reader that is gone": "2>&1 | true",
-}
+REDIRECTED = {"a full disk": ">/dev/full 2>/dev/full", "closed": ">&- 2>&-", "a reader that is gone": "2>&1 | true"}
 
 
 class Refusing(io.StringIO):

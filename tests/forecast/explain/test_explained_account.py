@@ -95,7 +95,7 @@ RUNS: dict[str, dict[str, Any]] = {
             "feed_forward.expert_d_ff": 32,
             "feed_forward.n_dense_layers": 1,
             "feed_forward.n_shared": 1,
-        },
+        }
     },
     "fewer layers than their pattern": {"model": {**SMALL, "n_layers": 2, "positions.skip_every": 3}},
     "local and global layers": {

@@ -42,13 +42,7 @@ ACROSS_NODES: Table = {
         "feed_forward.d_ff": 5632,
         "max_seq_len": 2048,
     },
-    "recipe": {
-        "seq_len": 2048,
-        "global_batch": 256,
-        "micro_batch": 2,
-        "tokens": "30B",
-        "precision": "bf16-sharded",
-    },
+    "recipe": {"seq_len": 2048, "global_batch": 256, "micro_batch": 2, "tokens": "30B", "precision": "bf16-sharded"},
     "layout": {"shard": 32},
     "cluster": {"device": "a100-sxm-80gb", "count": 32},
 }

@@ -6,13 +6,7 @@ import pytest
 
 import trainledger as tl
 from models import sizes
-from trainledger.forecast.predict.clock import (
-    MeasuredLinks,
-    bus_factor,
-    link_fits,
-    of_each_rank,
-    rank_contention,
-)
+from trainledger.forecast.predict.clock import MeasuredLinks, bus_factor, link_fits, of_each_rank, rank_contention
 from trainledger.forecast.predict.parallel_step import layout_time, spans
 from trainledger.forecast.predict.predict import predict
 from trainledger.forecast.predict.roofline import NoRate

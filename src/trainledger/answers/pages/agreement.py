@@ -78,13 +78,7 @@ def agree(rows: list[Row]) -> bool:
 
 
 def page(
-    run: Run,
-    predicted: Ledger,
-    traced: Ledger,
-    *,
-    by: str = "",
-    top: int = 15,
-    tensors: bool = False,
+    run: Run, predicted: Ledger, traced: Ledger, *, by: str = "", top: int = 15, tensors: bool = False
 ) -> Document:
     """The totals of both side by side, one split, and with ``tensors`` what is live at the trace's peak."""
     rows = compare(predicted, traced)

@@ -172,10 +172,7 @@ def parse_record(table: dict[str, Any], shard: int) -> ShardRecord:
         part: SplitRecord = getattr(record, name)
         if not all(type(each) is int and each >= 0 for each in (part.tokens, part.documents, part.text_nbytes)):
             raise ValueError(f"shard {shard} has invalid amounts of {name}")
-        wanted = {
-            token_file(shard, name, dtype): part.tokens * itemsize,
-            ends_file(shard, name): part.documents * 8,
-        }
+        wanted = {token_file(shard, name, dtype): part.tokens * itemsize, ends_file(shard, name): part.documents * 8}
         if wanted.items() - sizes.items():
             raise ValueError(f"shard {shard} has files of {name} of other sizes than its amounts")
     for file in files:

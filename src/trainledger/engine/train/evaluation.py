@@ -159,12 +159,7 @@ _READ_AHEAD = 64  # windows among which those of like length are put together
 
 
 def document_losses(
-    model: Transformer,
-    documents: Iterable[TokenizedDocument],
-    *,
-    end_id: int,
-    context: int,
-    stride: int,
+    model: Transformer, documents: Iterable[TokenizedDocument], *, end_id: int, context: int, stride: int
 ) -> Iterator[DocumentLoss]:
     """The losses of documents, in their order.
 

@@ -104,10 +104,7 @@ def flops(symbolic: Symbolic) -> tuple[Part, ...]:
         lambda entry: f"{entry.kind}, {entry.phase}",
         lambda entry: SOURCES.get(entry.kind, entry.source),
     )
-    return (
-        part("matmuls and attention", matmuls),
-        part("all else", rest),
-    )
+    return (part("matmuls and attention", matmuls), part("all else", rest))
 
 
 def memory(symbolic: Symbolic, moments: Sequence[Moment] = ()) -> tuple[Part, ...]:

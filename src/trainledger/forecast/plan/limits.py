@@ -263,10 +263,7 @@ def comparison(limit: Limit, run: Run) -> str:
 def remedy(limit: Limit, run: Run) -> str:
     """What to do where a limit is passed, without what the run does already or has no account of."""
     recipe, words = run.recipe, limit.remedy
-    for each, useless in (
-        (_ASYNC, recipe.checkpoints.asynchronous),
-        (_DALY, recipe.checkpoints.every is None),
-    ):
+    for each, useless in ((_ASYNC, recipe.checkpoints.asynchronous), (_DALY, recipe.checkpoints.every is None)):
         words = words.replace(each, "") if useless else words
     return words
 

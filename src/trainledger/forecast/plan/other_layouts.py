@@ -29,14 +29,7 @@ from trainledger.spec.run import Run
 from trainledger.spec.run_text import layout_overrides
 from trainledger.spec.units import round_up
 
-_SHAPE = (
-    "d_model",
-    "n_layers",
-    "vocab_size",
-    "attention.n_heads",
-    "attention.n_kv_heads",
-    "feed_forward.d_ff",
-)
+_SHAPE = ("d_model", "n_layers", "vocab_size", "attention.n_heads", "attention.n_kv_heads", "feed_forward.d_ff")
 _ROUND = 1024  # tokens
 _RANKS = (2, 4, 8, 16, 32, 64)
 Planner = Callable[[Run], Run | None]  # gives a run the layout that it searches for; None where none fits
@@ -173,8 +166,6 @@ def _laid_out_as(known: Run, run: Run) -> Run:
         if sum(layout.stage_layers or (0,)) != run.model.n_layers:
             layout = replace(layout, stage_layers=layers or None)
     recipe = replace(
-        run.recipe,
-        micro_batch=known.recipe.micro_batch,
-        activation_checkpointing=known.recipe.activation_checkpointing,
+        run.recipe, micro_batch=known.recipe.micro_batch, activation_checkpointing=known.recipe.activation_checkpointing
     )
     return replace(run, layout=layout, recipe=recipe)

@@ -134,13 +134,7 @@ class LossLaw(Law):
         of_c = log(flops / _FLOPS)
         here = (of_g + self.beta * of_c) / total
         # Slopes of ln N along (ln A, ln B, ln E, alpha, beta).
-        slopes = (
-            1 / total,
-            -1 / total,
-            0.0,
-            (1 / self.alpha - here) / total,
-            (of_c - 1 / self.beta - here) / total,
-        )
+        slopes = (1 / total, -1 / total, 0.0, (1 / self.alpha - here) / total, (of_c - 1 / self.beta - here) / total)
         error = self._error(slopes)
         value = exp(here)
         if error is None:
@@ -176,8 +170,7 @@ class LossLaw(Law):
             raise ValueError(f"{self.name} has no constants for repeated data")
         enough = min(parameters, self.best_parameters_for(min(unique, tokens)))
         return self.loss(
-            _worth(parameters, enough, self.excess_parameters),
-            _worth(tokens, min(unique, tokens), self.repeated_data),
+            _worth(parameters, enough, self.excess_parameters), _worth(tokens, min(unique, tokens), self.repeated_data)
         )
 
     def _error(self, slopes: tuple[float, ...]) -> float | None:

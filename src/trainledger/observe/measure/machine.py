@@ -123,10 +123,7 @@ T = TypeVar("T")
 
 
 def measure_machine(
-    backend: str = "cpu",
-    *,
-    quick: bool = False,
-    progress: Callable[[float, str], None] | None = None,
+    backend: str = "cpu", *, quick: bool = False, progress: Callable[[float, str], None] | None = None
 ) -> Calibration:
     """Measure the machine under ``backend`` (cpu, cuda, mps) in about 40 s; ``quick`` in 8 s, without collectives.
 

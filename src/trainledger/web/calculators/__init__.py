@@ -13,18 +13,6 @@ from trainledger.web.calculators.serving import SERVING
 from trainledger.web.calculators.tensor import TENSOR
 from trainledger.web.calculators.time import TIME
 
-_IN_ORDER = (
-    TIME,
-    TENSOR,
-    FORMATS,
-    MATMUL,
-    MODEL_CALCULATOR,
-    MEMORY,
-    DATA,
-    OPTIMAL,
-    LAYOUTS,
-    BREAKS,
-    SERVING,
-)
+_IN_ORDER = (TIME, TENSOR, FORMATS, MATMUL, MODEL_CALCULATOR, MEMORY, DATA, OPTIMAL, LAYOUTS, BREAKS, SERVING)
 CALCULATORS: dict[str, Calculator] = {calculator.name: calculator for calculator in _IN_ORDER}
 LESSON = frozenset({"time", "tensor", "formats", "matmul", "model", "memory", "data"})

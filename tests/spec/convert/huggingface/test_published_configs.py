@@ -248,11 +248,11 @@ def test_positions_of_every_kind():
     assert mini.rope.scaling.original_seq_len == 4096
     assert mini.rope.scaling.attention_factor == pytest.approx((1 + 5 / 12) ** 0.5)  # sqrt(1 + ln 32 / ln 4096)
     deepseek = from_config(CONFIGS["deepseek-v3"])
-    assert (
-        deepseek.rope.scaling.attention_factor,
-        deepseek.rope.scaling.factor,
-        deepseek.rope.scaling.beta_fast,
-    ) == (1.0, 40.0, 32.0)
+    assert (deepseek.rope.scaling.attention_factor, deepseek.rope.scaling.factor, deepseek.rope.scaling.beta_fast) == (
+        1.0,
+        40.0,
+        32.0,
+    )
     assert deepseek.attention.scale == pytest.approx(192**-0.5 * 1.3689**2, rel=1e-4)  # 1 + 0.1 ln 40
     assert (from_config(CONFIGS["phi-2"]).rope.dim, from_config(CONFIGS["gpt-neox-20b"]).rope.dim) == (32, 24)
     assert (from_config(CONFIGS["glm-4.6"]).rope.dim, from_config(CONFIGS["minimax-m2"]).rope.dim) == (64, 64)

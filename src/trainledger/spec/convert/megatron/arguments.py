@@ -203,8 +203,7 @@ def _of_map(text: str, where: str) -> Arguments:
         return _of_bridge(table, where)
     inner, variables = table.get("MODEL_ARGS", table), table.get("ENV_VARS")
     read = from_values(
-        dict(_members(inner)) if isinstance(inner, Mapping) else {},
-        variables if isinstance(variables, Mapping) else {},
+        dict(_members(inner)) if isinstance(inner, Mapping) else {}, variables if isinstance(variables, Mapping) else {}
     )
     found = dict(read.given)
     if not any(name in found for name in _OF_A_MODEL):
