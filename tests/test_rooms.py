@@ -144,21 +144,21 @@ def test_tensors_are_described_without_torch() -> None:
 # The most files, lines of code and lines of imports of each room (`python tools/house.py` counts them). A commit that
 # raises a number says why in its message, and lowers another.
 CEILINGS: dict[str, tuple[int, int, int]] = {
-    "answers": (77, 10363, 1215),
+    "answers": (77, 10340, 1208),
     "catalog": (3, 251, 22),
     "cli": (13, 1857, 306),
-    "engine": (63, 9536, 1009),
-    "forecast": (53, 9463, 818),
+    "engine": (63, 9528, 1009),
+    "forecast": (53, 9441, 818),
     "ledger": (45, 6894, 513),
-    "observe": (40, 5829, 625),
-    "report": (13, 1704, 143),
-    "spec": (45, 7289, 416),
+    "observe": (40, 5826, 625),
+    "report": (13, 1693, 143),
+    "spec": (45, 7288, 416),
     "tensors": (10, 1945, 108),
     "trace": (50, 9147, 760),
-    "web": (26, 3788, 464),
+    "web": (26, 3776, 464),
 }
 # Of the whole: files, lines, ``fmt: skip``, short files with a single importer in their folder.
-MOST_FILES, MOST_LINES, MOST_SKIPS, MOST_LONE = 440, 95748, 151, 1
+MOST_FILES, MOST_LINES, MOST_SKIPS, MOST_LONE = 440, 95668, 151, 1
 
 
 @pytest.mark.parametrize("room", CEILINGS)
@@ -226,7 +226,7 @@ def lines_of(paths: Iterable[Path]) -> int:
     return sum(path.read_text(encoding="utf-8").count("\n") for path in paths)
 
 
-MOST_TEST_LINES = 69_290
+MOST_TEST_LINES = 69_217
 
 
 def test_tests_keep_below_their_ceiling() -> None:
