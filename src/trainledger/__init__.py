@@ -26,6 +26,7 @@ _NAMES = {  # of each module
     "answers.breaks": "breaks",
     "answers.explain": "explain",
     "answers.fit": "fit",
+    "answers.fits": "fits",
     "answers.inference": "inference",
     "answers.napkin": "napkin",
     "answers.plan": "plan",
@@ -61,6 +62,7 @@ if TYPE_CHECKING:
     from trainledger.answers.cost import account, on_device, parameters, predict
     from trainledger.answers.explain import explain
     from trainledger.answers.fit import fit
+    from trainledger.answers.fits import fits
     from trainledger.answers.inference import inference
     from trainledger.answers.layouts import layouts
     from trainledger.answers.load import load, model
@@ -92,8 +94,8 @@ if TYPE_CHECKING:
 __all__ = [
     "Calibration", "Cluster", "DataSpec", "Device", "Entry", "InvalidInput", "Layout", "Ledger", "ModelSpec",
     "Problem", "Recipe", "Run", "TrainingStep", "account", "advise", "annotate", "breaks", "compare", "copy_seconds",
-    "cost_rule", "device", "device_of", "explain", "fake_world", "fit", "inference", "inspect", "layouts", "load",
-    "loop", "machine_of", "meter", "meter_loop", "model", "model_from_hf", "napkin", "on_device", "optimal",
+    "cost_rule", "device", "device_of", "explain", "fake_world", "fit", "fits", "inference", "inspect", "layouts",
+    "load", "loop", "machine_of", "meter", "meter_loop", "model", "model_from_hf", "napkin", "on_device", "optimal",
     "parameters", "plan", "predict", "reconcile", "trace", "trace_rank", "trace_step",
 ]  # fmt: skip
 

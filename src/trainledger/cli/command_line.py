@@ -41,6 +41,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "init": ("Plan", "write a commented run file", "cli.train"),
     "napkin": ("Plan", "days, FLOPs and bytes from five numbers, or the one left out", "answers.napkin"),
     "plan": ("Plan", "what a run will cost, from closed forms", "answers.plan"),
+    "fits": ("Plan", "yes or no, and the nearest change that fits", "answers.fits"),
     "inference": ("Plan", "one forward of a trained model: memory and time", "answers.inference"),
     "loop": ("Plan", "steps, epochs, learning rate, checkpoints, loader of a run", "answers.loop"),
     "explain": ("Plan", "every line of an account with its formula and source", "answers.explain"),

@@ -1,0 +1,212 @@
+"""Whether a run fits its devices: yes or no, in how many bytes, how likely, why, and the nearest change that does."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Annotated, Any
+
+from trainledger.answers.layout import with_layout
+from trainledger.answers.load import Source, resolve
+from trainledger.answers.machine import kernels_of, machine_of
+from trainledger.answers.pages.heading import run_line
+from trainledger.answers.pages.interval import fits as worded
+from trainledger.answers.pages.plain_data import plain
+from trainledger.answers.plan import planned
+from trainledger.answers.question import Progress, question, share, silent
+from trainledger.answers.source import METHOD, also, listed, with_cluster
+from trainledger.forecast.plan.advise import Advised, advise
+from trainledger.forecast.plan.changes import EFFECTS, RESULT
+from trainledger.forecast.plan.fit import what_fits
+from trainledger.forecast.plan.plan import Plan
+from trainledger.report.document import Answer, Document, Item, Items, sections
+from trainledger.report.table import commands, sentence
+from trainledger.spec.device import Device
+from trainledger.spec.frozen import frozen
+from trainledger.spec.layers import checkpointed
+from trainledger.spec.layout import Layout
+from trainledger.spec.problem import InvalidInput, Problem
+from trainledger.spec.reading import Overrides
+from trainledger.spec.rules.run import run_problems
+from trainledger.spec.run import Run
+from trainledger.spec.run_text import pasted_overrides
+from trainledger.spec.units import counted, format_nbytes
+
+
+@frozen
+class Fits(Answer, report="fits"):
+    """Whether a run fits, which is its truth value: ``verdict`` is None, and the truth value false, where that is not
+    known.
+
+    ``nbytes`` are those of the peak rank, of ``usable_nbytes``; ``chance`` is that of fitting; each is None where it is
+    not known. ``reason`` is a sentence. ``nearest`` is the nearest change that fits, as ``--set`` takes it, and
+    ``change`` what it is; both are empty where the run fits, or where none was found.
+    """
+
+    run: Run
+    verdict: bool | None
+    nbytes: int | None
+    usable_nbytes: int | None
+    chance: float | None
+    reason: str
+    nearest: tuple[str, ...] = ()
+    change: str = ""
+
+    def __bool__(self) -> bool:
+        return self.verdict is True
+
+
+def why_not(fits: Fits) -> Problem | None:
+    """Why a run does not fit, with the change that would; None where it fits, or where that is not known."""
+    if fits.verdict is not False:
+        return None
+    return Problem("memory", None, f"does not fit: {fits.reason}", commands(fits.nearest).replace("\n", " ") or None)
+
+
+@question(impossible=why_not, plots=False)
+def fits(
+    run: Source,
+    device: str | Device | None = None,
+    count: int | str | None = None,
+    overrides: Overrides = (),
+    *,
+    chance: Annotated[float, share("the least chance to fit that is called fitting", most=0.99)] = 0.5,
+    method: str | None = None,
+    progress: Progress = silent,
+) -> Fits:
+    """Whether a run fits its devices: yes or no, the bytes, the chance, the reason, and the nearest change that fits.
+
+    RUN is a run file, a model of the catalog, a Hugging Face config.json, or a file of another trainer. Exit code 2
+    where it does not fit.
+
+    ``device`` and ``count`` are the devices; where they are not given, those of the run, or one. Raises
+    `InvalidInput`.
+
+    >>> answer = fits("gpt2", "t4")
+    >>> bool(answer), answer.reason
+    (True, '3.14 GB of 15.63 GB usable, of which optimizer state 995.5 MB')
+    >>> larger = fits("gpt2", "t4", overrides={"recipe.global_batch": 16})
+    >>> bool(larger), larger.nearest
+    (False, ('recipe.activation_checkpointing=offload',))
+    """
+    given = with_cluster(overrides, device=device, count=count, method=method)
+    asked = resolve(run, given, search=False)
+    try:
+        laid = with_layout(asked, written=asked.origin.explicit, progress=progress) if asked.layout.auto else asked
+    except InvalidInput as error:
+        problem = error.problems[0]
+        if (problem.field, problem.value) != ("layout", "auto"):
+            raise
+        answer = _without_layout(asked, problem, chance)
+    else:
+        answer = _answer(planned(laid), chance)
+    if answer.verdict is False and not answer.nearest and method is None and isinstance(run, str):
+        return replace(answer, **_adapters(run, listed(given), chance))
+    return answer
+
+
+def _answer(plan: Plan, chance: float) -> Fits:
+    forecast = plan.forecast
+    verdict, likely = forecast.fits, forecast.chance_of_fitting
+    if forecast.impossible:
+        verdict = False
+    elif verdict and likely is not None:
+        verdict = likely >= chance
+    sets, change = _nearest(plan, chance) if verdict is False else ((), "")
+    nbytes, usable = forecast.device_nbytes, forecast.usable_nbytes
+    return Fits(plan.run, verdict, nbytes, usable, likely, _reason(plan), sets, change)
+
+
+def _without_layout(run: Run, problem: Problem, chance: float) -> Fits:
+    """The answer where a search found no layout, with the bytes of states in as many parts as there are devices."""
+    recipe = replace(checkpointed(run.recipe, "full"), micro_batch=1)
+    sharded = replace(run, layout=Layout(shard=run.cluster.count), recipe=recipe)
+    if run.recipe.global_batch % run.cluster.count or next(run_problems(sharded), None) is not None:
+        return Fits(run, False, None, None, None, problem.rule, (str(problem.nearest),) if problem.nearest else ())
+    plan = planned(sharded)
+    reason = f"{_reason(plan)}, with states in {run.cluster.count:,} parts; a search of layouts found none that fits"
+    sets, change = ((str(problem.nearest),), "") if problem.nearest else _more_devices(sharded, chance)
+    forecast = plan.forecast
+    return Fits(sharded, False, forecast.device_nbytes, forecast.usable_nbytes, None, reason, sets, change)
+
+
+def _adapters(named: str, given: Overrides, chance: float) -> dict[str, Any]:
+    """The first way of training adapters of a model named alone that fits, as fields of an answer; none of a run."""
+    for method in ("lora", "qlora"):
+        try:
+            tuned = planned(resolve(named, also(given, {METHOD: method}))).forecast
+        except InvalidInput:
+            continue
+        if tuned.fits and (tuned.chance_of_fitting is None or tuned.chance_of_fitting >= chance):
+            return {"nearest": (f"{METHOD}={method}",), "change": "adapters, which CHANGES what is trained"}
+    return {}
+
+
+def _reason(plan: Plan) -> str:
+    """What is needed and what there is, with the largest part of the tensors."""
+    forecast = plan.forecast
+    if forecast.impossible:
+        return "; ".join(forecast.impossible)
+    heaviest = max(forecast.peak_by_category, key=lambda name: forecast.peak_by_category[name])
+    part = f"of which {heaviest} {format_nbytes(forecast.peak_by_category[heaviest])}"
+    if forecast.device_nbytes is None or forecast.usable_nbytes is None:
+        needs = format_nbytes(forecast.peak_nbytes or 0)
+        return f"{needs} of tensors, {part}; the memory of {plan.run.cluster.device} is not known (give a device)"
+    return f"{format_nbytes(forecast.device_nbytes)} of {format_nbytes(forecast.usable_nbytes)} usable, {part}"
+
+
+def _nearest(plan: Plan, chance: float) -> tuple[tuple[str, ...], str]:
+    """The nearest change that fits: one that keeps the result, several, more devices, then one of what is trained."""
+    run = plan.run
+    advice = advise(run, machine_of(run), backend=kernels_of(run), goal="memory", one_step=True)
+
+    def likely(changes: tuple[Advised, ...]) -> Iterator[Advised]:
+        for advised in changes:
+            odds = advised.forecast.chance_of_fitting
+            if advised.fits and advised.works and (odds is None or odds >= chance):
+                yield advised
+
+    same = [advised for advised in likely(advice.alone) if advised.effect != RESULT]
+    if quickest := min(same, key=lambda advised: advised.seconds[1] or 0.0, default=None):
+        return quickest.sets, quickest.what
+    if together := next(likely(advice.together), None):
+        return pasted_overrides(run, together.run), f"{counted(len(advice.together), 'change')} together"
+    if (more := _more_devices(run, chance))[0]:
+        return more
+    for advised in likely(advice.alone):
+        return advised.sets, f"{advised.what}, which {EFFECTS[advised.effect]}"
+    return (), ""
+
+
+def _more_devices(run: Run, chance: float) -> tuple[tuple[str, ...], str]:
+    """The fewest devices over which states are sharded, unchanged or with the fewest changes that save memory."""
+    machine = machine_of(run)
+    if not isinstance(machine, Device):
+        return (), ""
+    for row in what_fits(run, machine, backend=kernels_of(run), of=("devices",), chance=chance).rows:
+        found = row.answers["devices"]
+        if found.size is not None and found.run is not None:
+            return pasted_overrides(run, found.run), f"{counted(found.size, 'device')}, states sharded over them"
+    return (), ""
+
+
+def page(fits: Fits) -> Document:
+    """The verdict with its bytes, and the nearest change that fits."""
+    said = "Whether it fits is not known" if fits.verdict is None else worded(fits.verdict, fits.chance)
+    change = f"Fits with {fits.change}:" if fits.change else "Nearest that works:"
+    item = Item(change, commands(fits.nearest))
+    none = "No change that was tried fits." if fits.verdict is False else None
+    return Document(
+        title=f"Whether {fits.run.model.name} fits",
+        verdict=sentence(f"{said}: {fits.reason}"),
+        sections=sections(
+            run_line(fits.run),
+            Items((item,), numbered=False) if fits.nearest else none,
+        ),
+        data=lambda: _data(fits),
+        more=("plan RUN", "advise RUN", "fit RUN"),
+    )
+
+
+def _data(fits: Fits) -> dict[str, Any]:
+    return {**plain(fits), "fits": fits.verdict}

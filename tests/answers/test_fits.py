@@ -1,0 +1,78 @@
+"""Whether a run fits: the yes or no of the plan, and a nearest change after which it does."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import trainledger as tl
+
+CASES = {
+    "fits": ("gpt2", "t4", 1, {}),
+    "a smaller batch": ("gpt2", "t4", 1, {"recipe.global_batch": 16}),
+    "changes together": ("qwen3-0.6b", "rtx-4090", 1, {}),
+    "more devices": ("llama-3-8b", "h100-sxm", 1, {}),
+    "adapters": ("llama-3-70b", "h100-sxm", 1, {}),
+    "no layout": ("llama-3-70b", "h100-sxm", 8, {}),
+}
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("case", CASES)
+def test_the_nearest_change_of_what_does_not_fit_fits(case: str) -> None:
+    name, device, count, overrides = CASES[case]
+    answer = tl.fits(name, device, count, overrides)
+    assert bool(answer) is (answer.verdict is True) is (case == "fits")
+    if answer:
+        plan = tl.plan(name, overrides, device=device, count=count).forecast
+        assert (plan.fits, plan.device_nbytes, plan.usable_nbytes) == (True, answer.nbytes, answer.usable_nbytes)
+        assert (answer.nearest, answer.chance) == ((), plan.chance_of_fitting)
+        return
+    assert answer.nbytes is not None
+    assert answer.usable_nbytes is not None
+    assert answer.nbytes > answer.usable_nbytes
+    given = [f"{field}={value}" for field, value in overrides.items()]
+    devices = [f"cluster.device={device}", f"cluster.count={count}"]
+    assert tl.fits(name, overrides=[*devices, *given, *answer.nearest])
+
+
+def test_what_fits_by_the_count_alone_is_called_fitting_only_at_the_chance_that_is_asked_for() -> None:
+    asked = ("llama-3-8b", "h100-sxm", 1, {"recipe.lora.rank": 8, "recipe.seq_len": 4096, "recipe.global_batch": 2})
+    counted = tl.fits(*asked, chance=0)
+    assert counted.chance is not None
+    assert counted
+    assert tl.fits(*asked, chance=0.9 * counted.chance)
+    assert not (unlikely := tl.fits(*asked, chance=1.1 * counted.chance))
+    assert tl.fits(*asked[:3], {**asked[3], **dict(change.split("=") for change in unlikely.nearest)})
+
+
+def test_a_device_whose_memory_is_not_known_is_neither_yes_nor_no() -> None:
+    answer = tl.fits("gpt2")
+    assert answer.verdict is None
+    assert not answer
+    assert "not known" in str(answer)
+
+
+def test_files_and_runs_are_answered_as_names_are_and_without_torch(tmp_path: Path) -> None:
+    (tmp_path / "qlora.yml").write_text(
+        "base_model: meta-llama/Meta-Llama-3-8B\nadapter: qlora\nload_in_4bit: true\nlora_r: 16\nlora_alpha: 32\n"
+        "sequence_len: 2048\nmicro_batch_size: 1\ngradient_accumulation_steps: 4\ngradient_checkpointing: true\n"
+        "lora_target_linear: true\nbf16: true\nlearning_rate: 0.0002\n"
+    )
+    code = (
+        f"import os, sys; os.chdir({str(tmp_path)!r}); import trainledger as tl\n"
+        "ours = tl.fits('qlora.yml', 'rtx-4090'); theirs = tl.fits(ours.run)\n"
+        "assert ours and (ours.nbytes, ours.chance) == (theirs.nbytes, theirs.chance), (ours, theirs)\n"
+        "assert ours.run.recipe.lora.base_format == 'nf4'\n"
+        "assert 'torch' not in sys.modules"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_what_is_no_run_is_refused_and_not_called_unfit() -> None:
+    with pytest.raises(tl.InvalidInput, match=r"cluster.device = 'h100-sxn'.*h100-sxm"):
+        tl.fits("llama-3-8b", "h100-sxn")
+    with pytest.raises(tl.InvalidInput, match="nearest that works: llama-3-8b"):
+        tl.fits("lama-3-8b", "h100-sxm")
