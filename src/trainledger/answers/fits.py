@@ -199,10 +199,7 @@ def page(fits: Fits) -> Document:
     return Document(
         title=f"Whether {fits.run.model.name} fits",
         verdict=sentence(f"{said}: {fits.reason}"),
-        sections=sections(
-            run_line(fits.run),
-            Items((item,), numbered=False) if fits.nearest else none,
-        ),
+        sections=sections(run_line(fits.run), Items((item,), numbered=False) if fits.nearest else none),
         data=lambda: _data(fits),
         more=("plan RUN", "advise RUN", "fit RUN"),
     )
