@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from browsing import SETTLED
+from trainledger.web.typography import in_words
 
 
 class Page:
@@ -78,6 +79,11 @@ class Page:
     @property
     def verdict(self) -> str:
         return str(self.page.locator("#verdict .said").inner_text())
+
+    @property
+    def api_verdict(self) -> str:
+        """The verdict of the API to this query, in the words of a page."""
+        return in_words(self.api()["verdict"])
 
     @property
     def headlines(self) -> dict[str, str]:

@@ -199,4 +199,4 @@ def test_a_drag_faster_than_its_answers_leaves_no_queue(fresh) -> None:
     )
     page.settled()
     assert 1 <= len(views) <= 3
-    assert page.verdict == page.api()["verdict"]
+    assert page.verdict == page.api_verdict

@@ -30,7 +30,7 @@ def test_a_drag_on_a_slow_line_ends_with_the_answer_to_its_question(name: str, l
         slider.press(key)
         page.page.wait_for_timeout(latency + 150)  # the next question comes while the answer's body is on its way
     page.settled()
-    assert page.verdict == page.api()["verdict"]
+    assert page.verdict == page.api_verdict
     assert page.page.locator("#answer.old").count() == 0
 
 
@@ -63,7 +63,7 @@ def test_names_that_nothing_has_are_left_out_and_said(fresh) -> None:
     page = fresh("?calculator=time&params=13B&utm_source=mail")
     assert "utm_source" in page.page.locator("#said").inner_text()
     assert page.query == "?calculator=time&params=13B"
-    assert page.verdict == page.api()["verdict"]
+    assert page.verdict == page.api_verdict
     page = fresh("?calculator=tiem")
     assert "There is no calculator tiem" in page.page.locator("#said").inner_text()
     assert page.query == "?calculator=time"
@@ -113,7 +113,7 @@ def test_a_server_that_is_gone_is_said_and_asked_again_until_it_is_back(browser)
     server = served_at(int(base.rstrip("/").rpartition(":")[2]))
     standing.wait_for(state="hidden", timeout=60_000)
     page.settled()
-    assert page.verdict == page.api()["verdict"]
+    assert page.verdict == page.api_verdict
     context.close()
     server.terminate()
     server.wait()

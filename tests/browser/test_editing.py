@@ -5,6 +5,8 @@ import json
 import pytest
 from seen import said_by
 
+from trainledger.web.typography import in_words
+
 pytestmark = pytest.mark.process
 _HEARD = "said => document.querySelector('#said').textContent === said"
 
@@ -46,7 +48,7 @@ def test_a_drag_is_one_entry_of_the_history_however_many_steps_it_has(fresh) -> 
     page.settled()
     assert page.page.evaluate("history.length") == entries + 1
     assert f"params={page.field('params').input_value()}" in page.query
-    assert page.verdict == page.api()["verdict"]
+    assert page.verdict == page.api_verdict
     page.back()
     assert page.query == "?calculator=time"
 
@@ -62,7 +64,7 @@ def test_focus_and_open_numbers_survive_an_answer(fresh) -> None:
     assert slider.evaluate("each => each === document.activeElement")
     card = page.page.locator(".headline").first
     assert card.get_attribute("open") is not None
-    assert card.locator(".formula").inner_text() == page.api()["headlines"][0]["formula"]
+    assert card.locator(".formula").inner_text() == in_words(page.api()["headlines"][0]["formula"])
 
 
 def test_a_field_that_the_answer_decides_cannot_be_moved(fresh) -> None:
@@ -87,7 +89,7 @@ def test_a_problem_stands_at_its_field_with_a_button_that_mends_it(fresh) -> Non
     page.settled()
     assert problem.is_hidden()
     assert page.field("layout.tensor").input_value() == "2"
-    assert page.verdict == page.api()["verdict"]
+    assert page.verdict == page.api_verdict
 
 
 def test_the_menu_copies_what_the_answer_is_elsewhere(fresh) -> None:
@@ -135,10 +137,10 @@ def test_a_list_is_found_by_any_part_of_a_name(fresh) -> None:
     device.press("Enter")
     page.settled()
     assert "device=b200" in page.query
-    assert page.verdict == page.api()["verdict"]
+    assert page.verdict == page.api_verdict
     models = fresh("?calculator=memory").page
     models.locator("#field-run").fill("llama 3.1 70")
-    assert models.locator("#field-run-list li").all_inner_texts() == ["llama-3.1-70b"]
+    assert models.locator("#field-run-list li").all_inner_texts() == ["Llama 3.1 70B"]
 
 
 def test_any_other_setting_of_a_run_is_set_and_left_out(fresh) -> None:
@@ -196,3 +198,15 @@ def test_a_text_that_is_no_quantity_is_refused_alike_everywhere(name: str, field
 
 def _strict(word: str) -> None:
     raise AssertionError(f"{word} is not strict JSON")
+
+
+def test_a_field_reads_a_number_with_its_unit_and_a_name_with_its_title(fresh) -> None:
+    page = fresh("?calculator=memory&recipe.seq_len=12288").page
+    reads = '[data-field="{}"] .reads'
+    assert page.locator(reads.format("recipe.seq_len")).inner_text() == "12,288 tokens"
+    assert page.locator(reads.format("run")).inner_text() == "Llama 3 8B"
+    assert page.locator(reads.format("cluster.device")).inner_text() == "H100 SXM, 80 GB, 989.5 TFLOP/s"
+    slider = page.locator('[data-field="recipe.seq_len"] input[type=range]')
+    slider.press("ArrowLeft")
+    assert page.locator(reads.format("recipe.seq_len")).inner_text() == "8,192 tokens"  # before the answer is there
+    assert slider.get_attribute("aria-valuetext") == "8,192 tokens"

@@ -124,5 +124,5 @@ def test_what_the_answer_decides_is_not_given_away_by_its_field(fresh) -> None:
     page.button("Leave the exercise").click()
     page.settled()
     assert "exercise" not in page.query
-    assert page.verdict == page.api()["verdict"]
+    assert page.verdict == page.api_verdict
     assert page.field(solved).input_value()

@@ -44,7 +44,7 @@ def test_a_cancelled_question_leads_back_to_the_one_that_is_answered(fresh) -> N
     assert page.page.locator("#working").is_hidden()
     assert page.page.locator("#answer.old").count() == 0
     assert page.page.locator("#standing").is_hidden()
-    assert page.verdict == page.api()["verdict"]
+    assert page.verdict == page.api_verdict
 
 
 def test_a_cancel_without_an_answer_says_what_to_do(fresh) -> None:
@@ -60,7 +60,7 @@ def test_a_cancel_without_an_answer_says_what_to_do(fresh) -> None:
     page.fill("run", "gpt2-xl")
     page.fill("cluster.count", "8")
     assert page.page.locator("#standing").is_hidden()
-    assert page.verdict == page.api()["verdict"]
+    assert page.verdict == page.api_verdict
 
 
 def test_another_width_and_a_copy_wait_for_no_second_search(fresh) -> None:
@@ -89,7 +89,7 @@ def test_ask_again_asks_the_question_that_was_cancelled(fresh) -> None:
     page.button("Ask again").click()
     page.settled()
     assert page.page.locator("#standing").is_hidden()
-    assert page.verdict == page.api()["verdict"]
+    assert page.verdict == page.api_verdict
 
 
 def test_a_link_with_a_problem_says_that_there_is_no_answer(fresh) -> None:
@@ -127,7 +127,7 @@ def test_a_remedy_may_lead_to_the_calculator_of_layouts(fresh) -> None:
     page.button("Search the layouts of 8 devices").click()
     page.settled()
     assert page.query.startswith("?calculator=layouts&run=gpt2-xl")
-    assert page.verdict == page.api()["verdict"]
+    assert page.verdict == page.api_verdict
 
 
 def test_a_field_that_does_not_count_says_why_and_cannot_be_changed(fresh) -> None:
@@ -160,7 +160,7 @@ def test_a_field_with_a_problem_can_be_changed_even_where_it_did_not_count(fresh
     page.fill("mfu_from", "given")  # it does not count any more, and is named
     assert page.field("layout.tensor").is_enabled()
     page.fill("layout.tensor", "")
-    assert page.verdict == page.api()["verdict"]
+    assert page.verdict == page.api_verdict
 
 
 def test_an_exact_number_that_is_shown_rounded_says_so_and_has_all_digits(fresh) -> None:

@@ -49,7 +49,7 @@ def test_the_run_file_of_the_chosen_layout_is_planned_as_it_was_ranked(capsys, t
 def test_where_none_fits_the_verdict_says_so() -> None:
     seen = answers.view("layouts", {"run": "llama-3.1-405b", "cluster.count": "8"})
     assert seen["tone"] == "bad"
-    assert "No layout of llama-3.1-405b fits 8 x" in seen["verdict"]
+    assert seen["verdict"] == "No layout of Llama 3.1 405B fits 8 × H100 SXM."
 
 
 FILE = """

@@ -15,7 +15,6 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
-from trainledger import catalog
 from trainledger.report.document import Document, Section, Text
 from trainledger.report.draw.chart import svg
 from trainledger.report.draw.scale import Held
@@ -24,10 +23,11 @@ from trainledger.report.lesson import Exercise, after_miss, number
 from trainledger.spec.frozen import frozen
 from trainledger.spec.plain import finite
 from trainledger.spec.problem import InvalidInput, Problem, nearest_text
-from trainledger.spec.units import format_flops_per_second, format_nbytes
 from trainledger.web.calculator import Calculator, Headline, Progress, Remedy, Reply
 from trainledger.web.calculators import CALCULATORS, LESSON
 from trainledger.web.field import Field, Query, paths_of_run, place, read_query
+from trainledger.web.run import RUN
+from trainledger.web.typography import device_title, in_words, title_of, typeset
 
 Calculators = Mapping[str, Calculator]
 _TOLERANCE = 0.05  # relative: worked out with rounded numbers
@@ -48,17 +48,20 @@ def listing(calculators: Calculators = CALCULATORS) -> list[dict[str, Any]]:
             "name": calculator.name, "title": calculator.title, "question": calculator.question,
             "needs": list(calculator.needs), "patient": calculator.patient,
             "presets": {title: dict(query) for title, query in calculator.presets.items()},
-            "fields": [_field_data(field) for field in calculator.fields], "lesson": calculator.name in LESSON,
-            "exercises": calculator.name in kinds_of_exercises(),
+            "fields": [_field_data(field, calculator.name) for field in calculator.fields],
+            "lesson": calculator.name in LESSON, "exercises": calculator.name in kinds_of_exercises(),
             "others": paths_of_run(calculator.fields) if calculator.any_of_run else [],
         }
         for calculator in calculators.values()
     ]  # fmt: skip
 
 
-def _field_data(field: Field) -> dict[str, Any]:
+def _field_data(field: Field, calculator: str) -> dict[str, Any]:
+    labels = _read("labels.toml")
+    helps, units = labels["help"], labels["unit"]
     return {
-        "name": field.name, "title": field.title, "default": field.default, "about": field.about,
+        "name": field.name, "title": field.title, "default": field.default, "unit": units.get(field.name, ""),
+        "about": helps.get(f"{calculator}.{field.name}") or helps.get(field.name) or field.about,
         "stops": list(field.stops), "choices": _choices(field), "long": field.long,
         "longest": field.longest, "group": field.group, "strict": field.strict,
         "offered": field.offered,
@@ -66,24 +69,10 @@ def _field_data(field: Field) -> dict[str, Any]:
 
 
 def _choices(field: Field) -> list[list[str]]:
-    """The values of a list, each with what the list shows."""
-    of_devices = field.name.rpartition(".")[2] == "device"
-    return [[value, _device_title(value) if of_devices and value else title] for value, title in field.choices]
-
-
-@cache
-def _device_title(name: str) -> str:
-    """A device with its memory and its dense rate.
-
-    >>> _device_title("h100-sxm")
-    'H100 SXM, 80 GB, 989.5 TFLOP/s'
-    """
-    device = catalog.device(name)
-    title = re.sub(r"^(NVIDIA|AMD|Google) | \d+GB\b", "", device.title)
-    rates = device.peak_flops_per_second
-    peak = rates.get("bf16") or rates.get("fp16")
-    memory = format_nbytes(device.memory_nbytes) if device.memory_nbytes else ""
-    return ", ".join(filter(None, (title, memory, format_flops_per_second(peak) if peak else "")))
+    """The values of a list, each with what the list shows: models and devices by their titles."""
+    last = field.name.rpartition(".")[2]
+    titles = {"device": device_title, RUN: title_of, "family": title_of}.get(last)
+    return [[value, titles(value) if titles and value else title] for value, title in field.choices]
 
 
 def answer(
@@ -128,15 +117,19 @@ def view(
     ends, pins = _ends("held", held), _ends("pinned", pinned)
     _, query, reply = ask(name, given, progress, calculators)
     return {
-        "verdict": reply.verdict, "tone": reply.tone, "notes": list(reply.notes), "paste": _paste(reply),
-        "headlines": [_headline_data(headline) for headline in reply.headlines],
+        "verdict": in_words(reply.verdict), "tone": reply.tone, "notes": [in_words(note) for note in reply.notes],
+        "paste": _paste(reply),
+        "headlines": [_printed(_headline_data(headline)) for headline in reply.headlines],
         "sections": [_section_data(section) for section in _sections(reply)],
         "drawings": [
             {
-                "title": drawing.chart.title, "table": table_html(drawing.table), "key": list(drawing.chart.key),
-                "svg": svg(drawing.chart, width, low=width <= _TELEPHONE, held=ends, pinned=pins)
-                if at == 0
-                else svg(drawing.chart, width),
+                "title": typeset(drawing.chart.title), "table": typeset(table_html(drawing.table)),
+                "key": [typeset(line) for line in drawing.chart.key],
+                "svg": typeset(
+                    svg(drawing.chart, width, low=width <= _TELEPHONE, held=ends, pinned=pins)
+                    if at == 0
+                    else svg(drawing.chart, width)
+                ),
             }
             for at, drawing in enumerate(reply.drawings)
         ],
@@ -203,10 +196,14 @@ class Drawn:
     asks: str
 
 
-@cache
 def kinds_of_exercises() -> Mapping[str, list[dict[str, Any]]]:
     """The kinds of exercises by calculator."""
-    return tomllib.loads(files("trainledger.web").joinpath("exercises.toml").read_text(encoding="utf-8"))
+    return _read("exercises.toml")
+
+
+@cache
+def _read(name: str) -> dict[str, Any]:
+    return tomllib.loads(files("trainledger.web").joinpath(name).read_text(encoding="utf-8"))
 
 
 def drawn(name: str, fields: Collection[str], seed: int) -> Drawn:
@@ -288,6 +285,12 @@ def _headline_data(each: Headline) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def _printed(data: dict[str, Any]) -> dict[str, Any]:
+    """A headline in the words and the typography of the page."""
+    texts = ("title", "text", "formula", "source", "in_full", "interval")
+    return data | {name: in_words(data[name]) for name in texts}
+
+
 def _sections(reply: Reply) -> list[Section]:
     """The document without what the verdict and the notes say already; those without a title joined to one."""
     said = {note.lower().removesuffix(".") for note in (reply.verdict, *reply.notes)}
@@ -306,7 +309,7 @@ def _sections(reply: Reply) -> list[Section]:
 
 
 def _section_data(each: Section) -> dict[str, str]:
-    return {"title": each.title, "html": "".join(parts(Document("", (Section("", each.parts),))))}
+    return {"title": typeset(each.title), "html": typeset("".join(parts(Document("", (Section("", each.parts),)))))}
 
 
 def _value_data(field: Field, query: Query, reply: Reply) -> dict[str, Any]:
@@ -323,7 +326,7 @@ def _value_data(field: Field, query: Query, reply: Reply) -> dict[str, Any]:
 def _remedy_data(each: Remedy) -> dict[str, Any]:
     """A remedy; of another calculator with its name."""
     return {
-        "title": each.title,
+        "title": in_words(each.title),
         "fields": dict(each.fields),
         "calculator": each.calculator,
         "command": _command(each.command),

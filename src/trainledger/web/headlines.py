@@ -29,7 +29,7 @@ def of_memory(plan: Plan) -> list[Headline]:
             f"{(within := between(forecast, 'device_nbytes', format_nbytes))}",
             interval=within.strip(),
             basis=forecast.basis.get("device_nbytes", "exact"),
-            source="live bytes at each operation of a step (ledger.memory.timeline), and predict.device_memory",
+            source="live bytes at each operation of a step, and what the driver and libraries take",
         )
     ]
     usable = forecast.usable_nbytes
@@ -78,7 +78,7 @@ def of_time(plan: Plan) -> list[Headline]:
             basis=basis,
             formula=f"{shown}{less}{(within := between(forecast, 'step_seconds', format_seconds))}",
             interval=within.strip(),
-            source="predict.step: kernels and collectives on their streams",
+            source="kernels and collectives on their streams",
         )
     ]
     if forecast.mfu is None or not forecast.model_flops or not forecast.peak_flops_per_second:

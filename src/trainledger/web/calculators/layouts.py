@@ -61,7 +61,7 @@ def _reply(query: Query, progress: Progress) -> Reply:
     layouts = _found(query, free, fixed, progress)
     made = replace(made, document=layouts.document(), notes=layouts.notes)
     if layouts.best is None:
-        none = f"No layout of {layouts.run.model.name} fits {layouts.devices:,} x {layouts.device}."
+        none = f"No layout of {layouts.run.model.name} fits {layouts.devices:,} x {layouts.run.cluster.device}."
         return replace(made, verdict=none, tone=BAD, remedies=tuple(_remedies(layouts, free, flags)))
     chosen = _chosen(layouts, query["choose"])
     plan = tl.plan(chosen.run)
@@ -125,7 +125,8 @@ def _headlines(layouts: Layouts, chosen: ScoredLayout, plan: Plan) -> tuple[Head
     causes = " + ".join(f"{format_seconds(bar.seconds)} {bar.cause}" for bar in forecast.waterfall if bar.nanoseconds)
     step = Headline(
         name="seconds", title="step", value=chosen.seconds, unit="seconds", basis=layouts.basis,
-        formula=causes or "the slowest rank's operations on its streams", source="predict.parallel_step",
+        formula=causes or "the slowest rank's operations on its streams",
+        source="kernels and collectives on their streams",
     )  # fmt: skip
     parts = " + ".join(f"{format_nbytes(each)} {name}" for name, each in forecast.peak_by_category.items() if each)
     outside = format_nbytes(chosen.device_nbytes - chosen.peak_nbytes)
@@ -136,7 +137,7 @@ def _headlines(layouts: Layouts, chosen: ScoredLayout, plan: Plan) -> tuple[Head
         unit="nbytes",
         basis=forecast.basis.get("device_nbytes", "exact"),
         formula=f"{parts} + {outside} outside of the tensors",
-        source="ledger.memory.timeline: live bytes at each operation; predict.device_memory",
+        source="live bytes at each operation, and what the driver and libraries take",
     )
     found_lines = [step, memory]
     if chosen.mfu is not None and forecast.model_flops and forecast.peak_flops_per_second:
@@ -156,7 +157,7 @@ def _headlines(layouts: Layouts, chosen: ScoredLayout, plan: Plan) -> tuple[Head
         basis="exact",
         formula=f"{layouts.searched:,} in the grid, {layouts.allowed:,} obey the rules, {layouts.fitting:,} may fit, "
         f"{layouts.accounted:,} accounted for in full",
-        source="plan.layouts: every layout has a bound of its time and its memory",
+        source="every layout has a bound of its time and its memory",
     )
     return (*found_lines, searched)
 

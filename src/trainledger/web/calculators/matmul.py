@@ -21,7 +21,7 @@ from trainledger.web.calculator import PLAIN, UNKNOWN, Calculator, Drawing, Head
 from trainledger.web.field import Field, Query, one_of
 
 _ROOFLINE = "Williams et al. 2009, Roofline: An Insightful Visual Performance Model"
-_COUNTED = "ledger.rules: 2 FLOPs for a multiplication and an addition"
+_COUNTED = "2 FLOPs for a multiplication and an addition"
 _MOVED = "each operand read once, the result written once"
 _TILES = "NVIDIA, Matrix Multiplication Background User's Guide: tile and wave quantization"
 _SIZES = (

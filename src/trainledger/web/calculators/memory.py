@@ -180,7 +180,7 @@ def _of_largest(found: Found | None) -> list[Headline]:
     largest = Headline(
         name="largest_micro_batch", title="largest micro-batch", value=found.size, unit="integer",
         said="" if found.size else "none fits", basis="assumed", formula=f"{found.size or 0:,} {fits}{beyond}",
-        source=f"plan.fit: {found.note}",
+        source=found.note,
     )  # fmt: skip
     return [largest]
 

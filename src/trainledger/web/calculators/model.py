@@ -120,7 +120,7 @@ def _headlines(run: Run, count: ParameterCount, flops: dict[str, int], ledger: L
         Headline(
             name="total", title="parameters", value=count.total, unit="count", basis="exact",
             formula=" + ".join(f"{format_count(count.by_component[part])} {title_of(part)}" for part in parts),
-            source="shapes of all modules (ledger.model.parameters)",
+            source="shapes of all modules",
         ),
     ]  # fmt: skip
     if spec.experts is not None:
@@ -129,14 +129,14 @@ def _headlines(run: Run, count: ParameterCount, flops: dict[str, int], ledger: L
             Headline(
                 name="active", title="active parameters", value=count.active, unit="count", basis="exact",
                 formula=f"all but {mixture.n_experts - mixture.per_token} of {mixture.n_experts} experts of each layer",
-                source="those that one token passes through (ledger.model.parameters)",
+                source="those that one token passes through",
             )
         )  # fmt: skip
     headlines += [
         Headline(
             name="forward", title=f"forward FLOPs of {tokens:,} tokens", value=forward, unit="flops", basis="exact",
             formula=" + ".join(f"{format_flops(flops[each])} {title_of(each)}" for each in ordered(flops)),
-            source="2 m n k for each matmul, attention counted dense (ledger.rules)",
+            source="2 m n k for each matmul, attention counted dense",
         ),
         Headline(
             name="per_token", title="forward FLOPs of a token", value=totals["per_token"], unit="flops", basis="exact",

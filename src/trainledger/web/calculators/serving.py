@@ -85,13 +85,13 @@ def _headlines(served: Inference) -> list[Headline]:
     headlines = [
         Headline(
             name="weights_nbytes", title="weights of a device", value=weights.nbytes, unit="nbytes", formula=held,
-            basis="exact", source="ledger.serving.weight_bytes; spec.serving: the format's bits and scales",
+            basis="exact", source="the format's bits and scales",
         ),
         Headline(
             name="cache_nbytes", title="KV cache of a device", value=served.cache_nbytes, unit="nbytes", basis="exact",
             formula=f"{counted(serving.batch, 'sequence')} x {serving.context:,} tokens x {served.token_nbytes:,} "
                     f"bytes a token over {layers} layers" + _windowed(served) + _of_all(served),
-            source="ledger.model.attention: keys and values of each layer, or its latent",
+            source="keys and values of each layer, or its latent",
         ),
     ]  # fmt: skip
     if served.memory is not None:
@@ -105,7 +105,7 @@ def _headlines(served: Inference) -> list[Headline]:
                 formula=f"{format_nbytes(weights.nbytes)} weights + {format_nbytes(served.cache_nbytes)} KV cache + "
                 f"{format_nbytes(rest)} activations, buffers, and what lies outside the tensors",
                 basis="bound" if served.memory.tensors_alone else "assumed",
-                source="predict.device_memory",
+                source="live bytes at each operation, and what the driver and libraries take",
             )
         )
     return [*headlines, *_speed(served)]

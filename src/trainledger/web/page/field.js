@@ -1,6 +1,6 @@
 // One field: its label and help, a slider and a text, a list, or room for a pasted file, and what is wrong with it.
 import { combobox } from "./combobox.js";
-import { byId, element, explain } from "./element.js";
+import { byId, element, explain, put } from "./element.js";
 
 /** The control of a field; `changed(text, settled)` hears of each step, settled where the reader let go. */
 export function control(field, changed) {
@@ -31,8 +31,9 @@ export function control(field, changed) {
     title: `back to ${field.default || "not given"}`, "aria-label": `${field.title}: back to ${field.default || "not given"}`,
   }, "↺");
   const note = element("span", { class: "follows", text: "follows", hidden: true });
+  const read = element("span", { class: "reads" });
   const problem = element("p", { class: "problem", id: `${id}-problem`, hidden: true });
-  const head = element("div", { class: "head" }, label, ...(field.about ? [help] : []), note, back);
+  const head = element("div", { class: "head" }, label, ...(field.about ? [help] : []), note, read, back);
   const box = element("div", { class: "field", "data-field": field.name }, ...(field.long ? [] : [head]), about);
 
   const text = field.long
@@ -52,7 +53,7 @@ export function control(field, changed) {
     });
     const step = (isSettled) => {
       main.value = field.stops[parts.slider.value];
-      parts.slider.setAttribute("aria-valuetext", main.value);
+      reads(main.value);
       changed(main.value, isSettled);
     };
     parts.slider.addEventListener("input", () => step(false));
@@ -63,6 +64,14 @@ export function control(field, changed) {
   }
   const why = element("p", { class: "unused", hidden: true });
   box.append(inputs, why, problem);
+  /** Says a text in full where the field has it short: the title of a choice, a number with its unit. */
+  const reads = (text) => {
+    const title = field.choices.find(([value]) => value === text)?.[1];
+    const said = title && !field.strict && title !== text ? title : counted(text, field.unit);
+    put(read, said);
+    parts.slider?.setAttribute("aria-valuetext", said || text);
+  };
+  main.addEventListener("input", () => reads(main.value));
   /** Hides what does not count, and says why not; an empty reason shows it again. */
   const count = (reason) => {
     main.disabled = Boolean(reason);
@@ -86,8 +95,8 @@ export function control(field, changed) {
       if (main.value !== value && (document.activeElement !== main || follows || main.dataset.quiet)) main.value = value;
       if (parts.slider && at !== undefined && document.activeElement !== main) {
         if (!hidden || !follows) parts.slider.value = at;
-        parts.slider.setAttribute("aria-valuetext", value);
       }
+      reads(main.value);
       main.readOnly = Boolean(follows);
       if (parts.slider) parts.slider.disabled = Boolean(follows || unused);
       count(unused);
@@ -105,6 +114,9 @@ export function control(field, changed) {
     },
   };
 }
+
+/** A whole number with its unit, 12,288 tokens; empty where a text is another, or has no unit. */
+const counted = (text, unit) => (unit && /^\d+$/.test(text) ? `${Number(text).toLocaleString("en")} ${text === "1" ? unit.replace(/s$/, "") : unit}` : "");
 
 /** A problem as a sentence, with a button for the nearest value that works. */
 export function told(each, take) {
