@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from trainledger.forecast.predict.einsum_time import EinsumTime
-from trainledger.report.chart import AXIS, COLOURS, Axis, Band, Chart, Line, Mark
+from trainledger.report.chart import AXIS, COLOURS, Axis, Band, Chart, Line, Mark, bar_chart, beside
 from trainledger.report.document import Table
-from trainledger.spec.units import TERA, format_flops_per_second
+from trainledger.spec.units import TERA, format_flops_per_second, format_seconds
 
 LEAST, MOST = 1.0, 4096.0  # FLOPs per byte that a roofline shows at least
 ROOM = 4  # a factor around the einsum's own
@@ -63,3 +63,28 @@ def sweep_table(sweeps: Mapping[str, Sweep], dim: str) -> Table:
     rates = [[rate for _, rate in found] for found in sweeps.values()]
     rows = tuple((size, *(rate[at] for rate in rates)) for at, size in enumerate(sizes))
     return Table("sweep", (dim, *sweeps), rows, ("integer", *("flops_per_second" for _ in sweeps)))
+
+
+def formats_chart(times: Mapping[str, Sequence[EinsumTime]], title: str) -> Chart:
+    """The time of one einsum on each device, a bar for each number format."""
+    devices = [time.title for time in next(iter(times.values()))]
+    seconds = {
+        dtype: [1e3 * (time.seconds or time.bound_seconds or 0.0) for time in own] for dtype, own in times.items()
+    }
+
+    def said(dtype: str, row: int) -> str:
+        return f"{dtype} on {devices[row]}: {format_seconds(seconds[dtype][row] / 1e3)}"
+
+    return bar_chart(title, "time (ms)", devices, beside(seconds, said))
+
+
+def formats_table(times: Mapping[str, Sequence[EinsumTime]]) -> Table:
+    """The same times with the rates that they are."""
+    rows = tuple(
+        (time.title, dtype, time.bound_seconds, time.seconds, time.peak_flops_per_second, time.flops_per_second)
+        for own in zip(*times.values(), strict=True)
+        for dtype, time in zip(times, own, strict=True)
+    )
+    columns = ("device", "format", "at least", "predicted", "peak", "reached")
+    units = ("", "", "seconds", "seconds", "flops_per_second", "flops_per_second")
+    return Table("formats", columns, rows, units=units, align="llrrrr")

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 
 from trainledger.answers.pages.storage import Cell, cell_chart
-from trainledger.report.chart import COLOURS, Axis, Chart, Line
+from trainledger.report.chart import COLOURS, Axis, Band, Bars, Chart, Line, bar_chart
 from trainledger.report.document import Table
 from trainledger.spec.dtypes import FORMATS, NumberFormat, Rounded
 from trainledger.spec.units import ceil_div
@@ -113,6 +113,26 @@ def steps_chart(formats: Sequence[NumberFormat], number: float | None = None) ->
         Axis("magnitude", log=True),
         Axis("step / magnitude", log=True),
     )
+
+
+def ranges_chart(formats: Sequence[NumberFormat], number: float | None = None) -> Chart:
+    """From the smallest to the largest magnitude of each format, under what it is used for; a line at ``number``."""
+    rows = range(len(formats))
+    smallest, normal, largest = (
+        [getattr(each, name) for each in formats] for name in ("smallest_subnormal", "smallest_normal", "largest")
+    )
+    said = [
+        f"{each.name}: all digits from {each.smallest_normal:.3g} to {each.largest:.4g}, "
+        f"fewer and fewer below, down to {each.smallest_subnormal:.3g}"
+        for each in formats
+    ]
+    marks = (
+        Bars(rows, smallest, normal, "fewer digits (subnormal)", COLOURS[4], said),
+        Bars(rows, normal, largest, "all digits", COLOURS[0], said),
+        *([Band("x", abs(number), text=f"{number:g}")] if number else ()),
+    )
+    names = [f"{each.name}: {each.suits}" for each in formats]
+    return bar_chart("How far each format reaches, and what it is for", Axis("magnitude", log=True), names, marks)
 
 
 def uses_table(formats: Sequence[NumberFormat]) -> Table:

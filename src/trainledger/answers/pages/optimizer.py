@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any
 
 from trainledger.ledger.core.graph import Leaf
+from trainledger.ledger.model.parameters import leaves_of, parameters
 from trainledger.ledger.optimizers.formulas import MEANINGS, SYMBOLS, flops_per_parameter, formulas_of
-from trainledger.ledger.optimizers.states import states_of
+from trainledger.ledger.optimizers.states import state_nbytes, states_of
 from trainledger.report.document import Cell, Code, Document, Table, section, sections
+from trainledger.spec.dtypes import nbytes_in
+from trainledger.spec.model import ModelSpec
 from trainledger.spec.optimizers import OPTIMIZERS
 from trainledger.spec.problem import InvalidInput, Problem
 from trainledger.spec.recipe import Recipe
@@ -74,3 +77,20 @@ def optimizer_page(recipe: Recipe) -> Document:
 def _names(line: str) -> set[str]:
     found = "".join(each if each.isalnum() or each == "_" else " " for each in line)
     return set(found.split())
+
+
+def optimizers_table(spec: ModelSpec, recipe: Recipe) -> Table:
+    """Bytes per parameter of a model under each optimizer in a recipe's precision, and what that is in all."""
+    precision, leaves = recipe.precision, leaves_of(spec)
+    elements = parameters(spec).total
+    own = [
+        nbytes_in(1, dtype) if dtype else 0 for dtype in (precision.parameters, precision.gradients, precision.master)
+    ]
+    states = {kind: state_nbytes(leaves, replace(recipe, optimizer=cls())) for kind, cls in OPTIMIZERS.items()}
+    rows = tuple(
+        (kind, *own, round(nbytes / elements, 2), round(sum(own) + nbytes / elements, 2), sum(own) * elements + nbytes)
+        for kind, nbytes in states.items()
+    )
+    columns = ("optimizer", "parameters", "gradients", "master copy", "state", "bytes per parameter", "in all")
+    units = ("", *5 * ("amount",), "nbytes")
+    return Table("optimizers", columns, rows, units=units, align="lrrrrrr")

@@ -6,8 +6,9 @@ import math
 from collections.abc import Iterator, Sequence
 
 from trainledger.answers import dtype as report
-from trainledger.answers.pages.format_figures import bits_chart, bits_table, steps_chart, uses_table
+from trainledger.answers.pages.format_figures import bits_chart, bits_table, ranges_chart, steps_chart, uses_table
 from trainledger.spec.dtypes import BLOCK_FORMATS, NumberFormat, Rounded
+from trainledger.spec.dtypes import FORMATS as KNOWN
 from trainledger.tensors.number import (
     FAMILIES,
     SHOWN,
@@ -26,6 +27,7 @@ from trainledger.web.calculator import BAD, GOOD, PLAIN, Calculator, Drawing, He
 from trainledger.web.field import Field, Query, one_of
 
 _HEADED = ("fp32", "bf16", "fp16", "e4m3", "e5m2", "e2m1")  # in the headlines where no format is chosen
+_TRAINING = ("fp32", "bf16", "fp16", "e4m3", "e5m2")  # whose ranges are set side by side
 _TITLES = {
     "largest": "largest of",
     "smallest_normal": "smallest normal of",
@@ -172,6 +174,8 @@ def _drawings(
             table=bits_table(number, floating, whole, inside),
         )
     if floating:
+        ranges = list(dict.fromkeys((*(KNOWN[name] for name in _TRAINING), *(floating if len(floating) == 1 else ()))))
+        yield Drawing(chart=ranges_chart(ranges, number), table=uses_table(ranges))
         yield Drawing(chart=steps_chart(floating, number), table=uses_table(floating))
 
 
@@ -217,7 +221,7 @@ FORMATS = Calculator(
         "0.1 has no end in binary": {"value": "0.1"},
         "A small gradient: fp16 loses it": {"value": "1e-8"},
         "A large activation: fp16 overflows": {"value": "65520"},
-        "1 + 2^-10: a small update rounds away in bf16": {"value": "1.0009765625"},
+        "1 + 2⁻¹⁰: a small update rounds away in bf16": {"value": "1.0009765625"},
         "0.3 under the scale of a 6: mxfp4": {"value": "0.3", "format": "mxfp4", "largest": "6"},
         "What bf16 holds": {"value": "", "format": "bf16"},
     },

@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from trainledger import catalog
 from trainledger.answers.einsum import causes_table, cut_text, devices_named, einsum_times, page, times_table
-from trainledger.answers.pages.einsum_figures import roofline_chart, sweep_chart, sweep_table
+from trainledger.answers.pages.einsum_figures import (
+    formats_chart,
+    formats_table,
+    roofline_chart,
+    sweep_chart,
+    sweep_table,
+)
 from trainledger.answers.pages.plan_figures import waterfall
 from trainledger.forecast.plan.napkin import short
 from trainledger.forecast.plan.quantity import read
@@ -24,6 +31,7 @@ _ROOFLINE = "Williams et al. 2009, Roofline: An Insightful Visual Performance Mo
 _COUNTED = "2 FLOPs for a multiplication and an addition"
 _MOVED = "each operand read once, the result written once"
 _TILES = "NVIDIA, Matrix Multiplication Background User's Guide: tile and wave quantization"
+_SIDE_BY_SIDE = ("fp32", "bf16")
 _SIZES = (
     *("1", "8", "16", "32", "64", "128", "256", "512", "768", "1024", "1536", "2048", "3072", "4096", "5120", "6144"),
     *("8192", "11008", "12288", "14336", "16384", "28672", "32768", "50257", "50304", "65536", "128256", "131072"),
@@ -142,6 +150,11 @@ def _drawings(one: Einsum, times: Sequence[EinsumTime], devices: Sequence[Device
     if known and one.intensity:
         title = "The matmul under the roof of each device"
         yield Drawing(chart=roofline_chart(one.intensity, known, title), table=times_table(times))
+    if known:
+        formats = dict.fromkeys((*_SIDE_BY_SIDE, one.dtype))
+        own = {dtype: einsum_times(replace(one, dtype=dtype), devices) for dtype in formats}
+        title = f"The same in {', '.join(formats)}"
+        yield Drawing(chart=formats_chart(own, title), table=formats_table(own))
     for time in times[:1]:
         if time.bars:
             title = f"What leads from the peak to the prediction on {time.title}"
@@ -202,6 +215,7 @@ MATMUL = Calculator(
     reply=_reply,
     presets={
         "A square matmul": {"m": "4096", "n": "4096", "k": "4096"},
+        "A100 and H100 in fp32 and bf16": {"device": "a100-sxm-80gb,h100-sxm"},
         "One token of decoding: memory-bound": {"m": "1", "n": "4096", "k": "4096", "sweep": "m"},
         "A head of 50,257 columns, not aligned": {"m": "8192", "n": "50257", "k": "768"},
         "The same padded to 50,304": {"m": "8192", "n": "50304", "k": "768"},

@@ -15,6 +15,7 @@ from trainledger.answers.explain import account_terms
 from trainledger.answers.pages import interval
 from trainledger.answers.pages.device_memory import device_chart, device_table
 from trainledger.answers.pages.memory import memory_chart, phases_table
+from trainledger.answers.pages.optimizer import optimizers_table
 from trainledger.answers.pages.peak import place
 from trainledger.answers.pages.published import NEAREST
 from trainledger.answers.plan import planned, why_impossible
@@ -66,7 +67,7 @@ def _reply(query: Query, progress: Progress) -> Reply:
     if query["largest"] == "yes":
         largest = tl.fit(run, of="micro-batch", changes=False)["micro-batch"]
     return Reply(
-        document=_document(document, explained.memory(account, moments), largest),
+        document=_document(document, explained.memory(account, moments), largest, run),
         headlines=(*of_memory(plan), *_of_account(account), *of_time(plan), *_of_largest(largest)),
         verdict=too_large(plan.forecast) or (_fits(plan) if problem is None else str(problem)),
         tone=BAD if problem is not None else GOOD if fits and likely(plan.forecast) else UNKNOWN,
@@ -185,12 +186,13 @@ def _of_largest(found: Found | None) -> list[Headline]:
     return [largest]
 
 
-def _document(document: Document, memory: tuple[Part, ...], largest: Found | None) -> Document:
-    """The plan's document, its memory first and line by line, and the largest micro-batch among the data."""
+def _document(document: Document, memory: tuple[Part, ...], largest: Found | None, run: Run) -> Document:
+    """The plan's document: memory first and line by line, each optimizer, and the largest micro-batch among the data."""
     lines = section("Memory line by line", *account_terms("memory", memory))
     first = [each for each in document.sections if each.title.startswith(("Memory", NEAREST))]
     rest = [each for each in document.sections if each not in first]
-    sections = (*first[:1], lines, *first[1:], *rest)
+    optimizers = section("Optimizers: bytes per parameter", optimizers_table(run.model, run.recipe))
+    sections = (*first[:1], lines, optimizers, *first[1:], *rest)
     more = {} if largest is None else {"largest_micro_batch": largest.size}
     return replace(document, sections=sections, data=lambda: {**document.data(), **more})
 
