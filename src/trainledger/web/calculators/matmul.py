@@ -150,7 +150,7 @@ def _drawings(one: Einsum, times: Sequence[EinsumTime], devices: Sequence[Device
     if known and one.intensity:
         title = "The matmul under the roof of each device"
         yield Drawing(chart=roofline_chart(one.intensity, known, title), table=times_table(times))
-    if known:
+    if known and times[0].seconds is not None:
         formats = dict.fromkeys((*_SIDE_BY_SIDE, one.dtype))
         own = {dtype: einsum_times(replace(one, dtype=dtype), devices) for dtype in formats}
         title = f"The same in {', '.join(formats)}"

@@ -187,12 +187,12 @@ def _of_largest(found: Found | None) -> list[Headline]:
 
 
 def _document(document: Document, memory: tuple[Part, ...], largest: Found | None, run: Run) -> Document:
-    """The plan's document: memory first and line by line, each optimizer, and the largest micro-batch among the data."""
+    """The plan's document: its memory line by line, each optimizer, the rest; the largest micro-batch is in the data."""
     lines = section("Memory line by line", *account_terms("memory", memory))
     first = [each for each in document.sections if each.title.startswith(("Memory", NEAREST))]
     rest = [each for each in document.sections if each not in first]
     optimizers = section("Optimizers: bytes per parameter", optimizers_table(run.model, run.recipe))
-    sections = (*first[:1], lines, optimizers, *first[1:], *rest)
+    sections = (*first[:1], lines, *first[1:], optimizers, *rest)
     more = {} if largest is None else {"largest_micro_batch": largest.size}
     return replace(document, sections=sections, data=lambda: {**document.data(), **more})
 
