@@ -187,7 +187,7 @@ def _of_largest(found: Found | None) -> list[Headline]:
 
 
 def _document(document: Document, memory: tuple[Part, ...], largest: Found | None, run: Run) -> Document:
-    """The plan's document: its memory line by line, each optimizer, the rest; the largest micro-batch is in the data."""
+    """The plan's document: its memory line by line, each optimizer, the rest; the data have the largest micro-batch."""
     lines = section("Memory line by line", *account_terms("memory", memory))
     first = [each for each in document.sections if each.title.startswith(("Memory", NEAREST))]
     rest = [each for each in document.sections if each not in first]
