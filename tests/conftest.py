@@ -26,6 +26,8 @@ from trainledger.ledger.optimizers import update as update_muon
 # How long an example takes says more of the machine than of us. A test says how many examples it draws; `make test` and
 # `./check` draw at most `DRAWN` of them, `make test-all` all.
 DRAWN = 30
+# Of a parametrized test with torch or over a sweep, `make test` runs as many cases, the first and the last among them.
+CASES = 6
 settings.register_profile("here", deadline=None, suppress_health_check=list(HealthCheck))
 settings.register_profile("ci", settings.get_profile("here"), derandomize=True)
 settings.load_profile("ci" if os.environ.get("CI") else "here")
@@ -98,9 +100,23 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         return
     for item in items:
         _draw_at_most(DRAWN, item)
-    left = {id(each) for each in items if (own := _own_cost(each)) is not None and own not in wanted}
-    config.hook.pytest_deselected(items=[each for each in items if id(each) in left])
-    items[:] = [each for each in items if id(each) not in left]
+    left = {item for item in items if (own := _own_cost(item)) is not None and own not in wanted}
+    left |= _beyond(CASES, [item for item in items if item not in left])
+    config.hook.pytest_deselected(items=[*left])
+    items[:] = [item for item in items if item not in left]
+
+
+def _beyond(most: int, items: list[pytest.Item]) -> set[pytest.Item]:
+    """The cases of each parametrized test that are too many, spread evenly; of unit tests, which take no time, none."""
+    cases: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    beyond: set[pytest.Item] = set()
+    for of_test in cases.values():
+        if len(of_test) > most and cost_of(of_test[0].path) in ("sweep", "torch"):
+            kept = {round(at * (len(of_test) - 1) / (most - 1)) for at in range(most)}
+            beyond |= {item for at, item in enumerate(of_test) if at not in kept}
+    return beyond
 
 
 def _draw_at_most(most: int, item: pytest.Item) -> None:

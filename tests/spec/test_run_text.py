@@ -16,7 +16,7 @@ from trainledger.spec.run_text import changed, found_layout, overrides
 RUN = {"model": {"preset": "gpt2"}, "recipe": {"seq_len": 64, "global_batch": 2, "steps": 2}}
 
 
-@pytest.mark.parametrize(("kind", "other"), itertools.permutations(["adamw", "adamw-8bit", "sgd", "muon"], 2))
+@pytest.mark.parametrize(("kind", "other"), [*itertools.permutations(["adamw", "adamw-8bit", "sgd", "muon"], 2)])
 def test_overrides_make_the_other_run_whatever_the_defaults_of_its_parts_are(kind: str, other: str) -> None:
     runs = [
         tl.load(RUN, {"recipe.optimizer": name, "recipe.optimizer.implementation": way})

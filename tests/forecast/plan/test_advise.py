@@ -399,6 +399,14 @@ def test_casts_that_cost_more_than_they_save_alone_are_tried_with_compiled_block
     assert any(each.startswith("recipe.precision=") for step in advice.together for each in step.sets)
 
 
+def test_faster_runs_that_are_too_large_do_not_crowd_out_a_change_that_fits() -> None:
+    run = tl.load("llama-3.1-70b", {"cluster.device": "h100-sxm", "cluster.count": 64, "layout.shard": 64,
+                                    "recipe.micro_batch": 1, "recipe.activation_checkpointing": "full"})  # fmt: skip
+    advice = tl.advise(run)
+    best = [advised.sets for advised in advice.alone if advised.effect != "result"][:2]
+    assert {*best} <= {advised.sets for advised in advice.together}
+
+
 def test_overrides_after_a_search_give_the_same_run_from_before_and_after_it() -> None:
     named = ["cluster.device=h100-sxm", "cluster.count=16", "recipe.tokens=1B"]
     found = tl.load("gpt2", named)
