@@ -220,9 +220,10 @@ def _together(trials: _Trials, run: Run, adviseds: list[Advised], goal: str, mos
     first, start = run, trials.forecast(run)
     at = start
     done: list[Change] = []
-    # The changes that gained most, in time (also the first that fit: those that do not are many and faster) and in memory.
+    # The changes that gained most in time, the first that fit among them (those too large are many), and in memory.
     fastest = sorted(adviseds, key=lambda advised: -advised.faster)
-    by_time = [*fastest[:_PARTNERS], *[advised for advised in fastest if _likely(advised.forecast, start)][:_PARTNERS]]
+    fitting = [advised for advised in fastest if _likely(advised.forecast, start)]
+    by_time = [*fastest[:_PARTNERS], *fitting[:_PARTNERS]]
     by_memory = sorted(adviseds, key=lambda advised: (-advised.smaller, -advised.faster))[:_PARTNERS]
     # Casts of another precision may cost more than they save until compiled blocks fuse them.
     casts = [advised for advised in adviseds if any(one.startswith("recipe.precision") for one in advised.sets)]
