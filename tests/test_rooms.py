@@ -148,7 +148,7 @@ CEILINGS: dict[str, tuple[int, int, int]] = {
     "catalog": (3, 251, 22),
     "cli": (13, 1858, 306),
     "engine": (63, 9528, 1009),
-    "forecast": (53, 9441, 818),
+    "forecast": (53, 9443, 818),
     "ledger": (45, 6894, 513),
     "observe": (40, 5826, 625),
     "report": (13, 1693, 143),
@@ -158,7 +158,7 @@ CEILINGS: dict[str, tuple[int, int, int]] = {
     "web": (27, 3868, 479),
 }
 # Of the whole: files, lines, ``fmt: skip``, short files with a single importer in their folder.
-MOST_FILES, MOST_LINES, MOST_SKIPS, MOST_LONE = 442, 96079, 152, 2
+MOST_FILES, MOST_LINES, MOST_SKIPS, MOST_LONE = 442, 96081, 152, 2
 
 
 @pytest.mark.parametrize("room", CEILINGS)
@@ -226,7 +226,7 @@ def lines_of(paths: Iterable[Path]) -> int:
     return sum(path.read_text(encoding="utf-8").count("\n") for path in paths)
 
 
-MOST_TEST_LINES = 69_490
+MOST_TEST_LINES = 69_514
 
 
 def test_tests_keep_below_their_ceiling() -> None:
