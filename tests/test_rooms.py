@@ -57,6 +57,8 @@ HEAVY = {
     "sympy",
     "fastapi",
     "uvicorn",
+    "mcp",
+    "anyio",
 }
 LIGHT_ROOMS = ("spec", "catalog", "ledger", "forecast", "answers", "cli", "__init__")
 

@@ -6,7 +6,7 @@ import argparse
 import os
 import re
 import tomllib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
@@ -112,9 +112,18 @@ def add(option: Option, to: argparse._ActionsContainer) -> None:
 
 RunFile = Annotated[str, word("the run file", metavar="RUN")]
 RUN_OR_MODEL = (
-    "a run file (run.toml), a model of the catalog, a Hugging Face config.json, or what has Megatron-LM's arguments: a "
-    "script, a YAML map, a log, or the launch line itself in quotes"
+    "a run file (run.toml), a model of the catalog, a Hugging Face config.json, or a file, a script or a launch line "
+    "(in quotes) of another trainer: axolotl, DeepSpeed, LLaMA-Factory, Megatron-LM, torchtitan, TRL and others"
 )
+# What is short for an override: its name, the field, and what it says.
+_SHORT_FOR = {
+    "device": ("cluster.device", "a device of the catalog"),
+    "count": ("cluster.count", "how many devices"),
+    "method": (
+        "method",
+        "what tunes a model that is named alone (full, lora or qlora), with the recipe that people begin with",
+    ),
+}
 
 
 class _Override(argparse.Action):
@@ -129,24 +138,33 @@ class _Override(argparse.Action):
         namespace.overrides = [*namespace.overrides, f"{self.const}={values}"]
 
 
-def add_overrides(to: argparse._ActionsContainer, *, cluster: bool, method: bool = False) -> None:
-    """Add ``--set``, by ``args.overrides``, and what is short for fields of the cluster and for a whole recipe."""
+def short_for(question: Question) -> dict[str, tuple[str, str]]:
+    """Names that are short for overrides of a question, each with the field and what it says; empty without a run."""
+    if "overrides" not in question.takes or {"run", "device"} & question.options.keys():
+        return {}
+    return {name: pair for name, pair in _SHORT_FOR.items() if question.trains or name != "method"}
+
+
+def add_overrides(to: argparse._ActionsContainer, short: Mapping[str, tuple[str, str]]) -> None:
+    """Add ``--set``, by ``args.overrides``, and what is short for it."""
     help = "change one field, such as recipe.micro_batch=2; may be repeated; an empty value removes the field"
     to.add_argument("--set", metavar="SECTION.FIELD=VALUE", dest="overrides", help=help, action="append", default=[])
-    for name, help in (("device", "a device of the catalog"), ("count", "how many devices")) if cluster else ():
-        says = f"{help}; short for --set cluster.{name}="
-        to.add_argument(f"--{name}", metavar=name.upper(), help=says, action=_Override, const=f"cluster.{name}")
-    if method:
-        says = "what tunes a model that is named alone (full, lora or qlora), with the recipe that people begin with"
-        to.add_argument("--method", metavar="METHOD", help=says, action=_Override, const="method")
+    for name, (field, says) in short.items():
+        says += f"; short for --set {field}=" if field != name else ""
+        to.add_argument(f"--{name}", metavar=name.upper(), help=says, action=_Override, const=field)
+
+
+def description_of(question: Question) -> str:
+    """What a question says of itself, without what is of Python alone."""
+    asks = re.split(r"\n\n    (?:Raises|``)", question.ask.__doc__ or "")[0].replace("Raises `InvalidInput`.", "")
+    return asks.strip()
 
 
 def parser_of(name: str, question: Question) -> Parser:
     """The parser of a verb: the run that it is about, its options, and what every verb has."""
     prog = f"trainledger {name}"
-    asks = re.split(r"\n\n    (?:Raises|``)", question.ask.__doc__ or "")[0].replace("Raises `InvalidInput`.", "")
     usage = f"{prog} {question.usage}" if question.usage else None
-    parser = Parser(prog=prog, description=asks, usage=usage, epilog=EXIT_CODES)
+    parser = Parser(prog=prog, description=description_of(question), usage=usage, epilog=EXIT_CODES)
     options = question.options
     groups: dict[str, argparse._ActionsContainer] = {"": parser}
     for parameter in dict.fromkeys((*question.takes, *options)):  # words are read in the order of the parameters
@@ -158,8 +176,7 @@ def parser_of(name: str, question: Question) -> Parser:
         elif parameter == "run":
             parser.add_argument("run", metavar="RUN", help=RUN_OR_MODEL, nargs="?", default="run.toml")
     if "overrides" in question.takes:
-        ours = not {"run", "device"} & options.keys()
-        add_overrides(parser, cluster=ours, method=ours and question.trains)
+        add_overrides(parser, short_for(question))
     if question.plots:
         help = "write the figures to out.html, .png or .svg"
         parser.add_argument("--plot", help=help, action=Output, suffix=".html", check=check_plot)

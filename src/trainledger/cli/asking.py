@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from trainledger.answers.defaults import assumptions
@@ -20,8 +20,14 @@ if TYPE_CHECKING:
 
 def say_assumed(run: Run) -> None:
     """Say on standard error what is assumed of a model that is named alone."""
-    if run.origin.assumed:
-        say(f"Assuming {assumptions(run)}; --set gives other values", wrap=True)
+    for remark in _assumed([run]):
+        say(remark, wrap=True)
+
+
+def _assumed(runs: Iterable[Run]) -> tuple[str, ...]:
+    """What is assumed of runs; of two with the same assumptions once."""
+    texts = dict.fromkeys(assumptions(run) for run in runs)
+    return tuple(f"Assuming {text}; --set gives other values" for text in texts if text)
 
 
 def say(sentence: str, *, wrap: bool = False) -> None:
@@ -74,10 +80,8 @@ def ask(question: Question, args: argparse.Namespace) -> Outcome:
     interrupted = getattr(answer, "interrupted", False)
     if interrupted and not answer.ranked:
         raise KeyboardInterrupt
-    if question.trains:
-        runs = (run for name in ("run", "a", "b") if (run := getattr(answer, name, None)) is not None)
-        for run in {assumptions(run): run for run in runs}.values():  # two runs of the same assumptions: said once
-            say_assumed(run)
+    runs = (run for name in ("run", "a", "b") if (run := getattr(answer, name, None)) is not None)
+    remarks = _assumed(runs) if question.trains else ()
     problem = None if question.impossible is None else question.impossible(answer)
     code = INTERRUPTED if interrupted else DONE
-    return Outcome(answer, code if problem is None else WRONG_INPUT, problem)
+    return Outcome(answer, code if problem is None else WRONG_INPUT, problem, remarks)

@@ -54,6 +54,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "optimal": ("Plan", "the best model and data for a budget", "answers.budget"),
     "catalog": ("Plan", "the models and devices that are known", "answers.catalog"),
     "serve": ("Plan", "the calculators as a page", "cli.serve"),
+    "mcp": ("Plan", "answer an assistant: a Model Context Protocol server", "cli.mcp"),
     "trace": ("Your code", "the account of a step of real modules, on fake tensors", "cli.code"),
     "annotate": ("Your code", "run a script and print what each line costs", "cli.code"),
     "lock": ("Your code", "write what targets cost into trainledger.lock", "cli.budgets"),
@@ -80,7 +81,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
 }
 _EXTRAS = (
     dict.fromkeys(("resvg_py", "fastapi", "uvicorn"), "web")
-    | {"transformers": "", "torchao": "quantize"}
+    | {"transformers": "", "torchao": "quantize", "anyio": "mcp", "mcp": "mcp"}
     | dict.fromkeys(("torch", "tokenizers", "safetensors", "tensorboard", "zstandard", "pyarrow"), "train")
 )
 
