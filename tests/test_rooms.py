@@ -148,7 +148,7 @@ def test_tensors_are_described_without_torch() -> None:
 CEILINGS: dict[str, tuple[int, int, int]] = {
     "answers": (78, 10541, 1240),
     "catalog": (3, 251, 22),
-    "cli": (13, 1858, 306),
+    "cli": (14, 2003, 326),
     "engine": (63, 9528, 1009),
     "forecast": (53, 9443, 818),
     "ledger": (45, 6894, 513),
@@ -160,7 +160,7 @@ CEILINGS: dict[str, tuple[int, int, int]] = {
     "web": (27, 3868, 479),
 }
 # Of the whole: files, lines, ``fmt: skip``, short files with a single importer in their folder.
-MOST_FILES, MOST_LINES, MOST_SKIPS, MOST_LONE = 442, 96081, 152, 2
+MOST_FILES, MOST_LINES, MOST_SKIPS, MOST_LONE = 443, 96290, 152, 2
 
 
 @pytest.mark.parametrize("room", CEILINGS)
@@ -228,7 +228,7 @@ def lines_of(paths: Iterable[Path]) -> int:
     return sum(path.read_text(encoding="utf-8").count("\n") for path in paths)
 
 
-MOST_TEST_LINES = 69_514
+MOST_TEST_LINES = 69_639
 
 
 def test_tests_keep_below_their_ceiling() -> None:
