@@ -15,6 +15,7 @@ from trainledger.answers.question import output, question, text, word
 from trainledger.cli.arguments import DONE, FAILED, Outcome
 from trainledger.cli.asking import while_waiting
 from trainledger.report.document import Document
+from trainledger.spec.plain import replace_file
 from trainledger.spec.problem import InvalidInput, Problem
 
 
@@ -60,6 +61,7 @@ def check(
     ] = (),
     tight: Annotated[bool, text("also fail where something is less than locked")] = False,
     lock: Annotated[str, text("the lock's file")] = LOCK,
+    comment: Annotated[str | None, output("also write it as a comment on a pull request (out.md)", ".md")] = None,
 ) -> Outcome:
     """Fail where a target of trainledger.lock costs more than it did, in parameters, FLOPs, kept or peak bytes, or
     collectives.
@@ -68,5 +70,7 @@ def check(
     is another target now), 2 where the lock does not fit the project.
     """
     targets = regression.check(target, root=Path.cwd(), file=lock, allowed=read_flags(list(allow)), say=while_waiting())
+    if comment is not None:
+        replace_file(comment, budget.comment(targets, tight=tight).encode())
     code = FAILED if any(compared.fails(tight=tight) for compared in targets) else DONE
     return Outcome(budget.checked(targets, tight=tight), code)

@@ -91,10 +91,15 @@ def edit(project: Path) -> None:
 
 
 def workflow_steps() -> list[str]:
+    """What the action of the workflow runs, with the inputs that it is given there."""
     yaml: Any = pytest.importorskip("yaml")
     workflow = yaml.safe_load(files("yaml")[".github/workflows/budgets.yml"])
-    steps = [each["run"] for job in workflow["jobs"].values() for each in job["steps"] if "run" in each]
-    return [each for each in steps if each.startswith("trainledger")]
+    action = yaml.safe_load((HOUSE / "action.yml").read_text())
+    steps = [step for job in workflow["jobs"].values() for step in job["steps"]]
+    given = [step["with"] for step in steps if "/trainledger@" in step.get("uses", "")]
+    assert all(inputs.keys() <= action["inputs"].keys() for inputs in given)
+    assert any("trainledger check $TARGETS $OPTIONS" in step["run"] for step in action["runs"]["steps"])
+    return [f"trainledger check {inputs['options']}" for inputs in given]
 
 
 def test_as_the_page_tells_it(project: Path) -> None:

@@ -132,7 +132,14 @@ def compare(
         first = [where for where in summary.functions if where.partition(" ")[0] in labels]
         edited = edited_lines(locked.summary, summary, Sources(root), first)
     return Difference(
-        name, rows, moves, edited, _settings(locked.target, target), (locked.versions, now.versions), now.notes
+        name,
+        rows,
+        moves,
+        edited,
+        _settings(locked.target, target),
+        (locked.versions, now.versions),
+        now.notes,
+        now.outlook,
     )
 
 

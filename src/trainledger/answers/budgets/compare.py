@@ -202,7 +202,7 @@ class Difference:
     """A target against its lock. ``settings`` are fields of the target that are no longer those it was locked with.
 
     ``edited`` are lines ("file:line", text) of the traced functions that the lock does not know; ``notes`` qualify the
-    figures now.
+    figures now; ``outlook`` is whether a run fits its devices now, and its step.
     """
 
     name: str
@@ -212,6 +212,7 @@ class Difference:
     settings: tuple[tuple[str, str, str], ...] = ()
     versions: tuple[str, str] = ("", "")
     notes: tuple[str, ...] = ()
+    outlook: str = ""
 
     @property
     def judged(self) -> tuple[Row, ...]:

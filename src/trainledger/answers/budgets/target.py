@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypedDict
 
 from trainledger.answers.budgets.compare import Tolerance, read_tolerances
 from trainledger.answers.budgets.summary import Summary, operation, summarize
+from trainledger.answers.load import load_file
 from trainledger.answers.question import count, text
 from trainledger.spec.device import KERNELS
 from trainledger.spec.frozen import frozen
@@ -21,6 +22,7 @@ from trainledger.spec.problem import InvalidInput, Problem, nearest_text
 
 if TYPE_CHECKING:
     from trainledger.ledger.ledger import Ledger
+    from trainledger.spec.run import Run
 
 _VERSIONED = ("torch", "transformers")  # libraries whose versions may move a figure
 CLOSED_FORM, TRACE = "closed form", "trace"
@@ -219,11 +221,12 @@ def _allowed(data: object, field: str, problems: list[Problem]) -> dict[str, Tol
 
 @frozen
 class Evaluation:
-    """A target's figures, the versions that made them, and notes that qualify them."""
+    """A target's figures, the versions that made them, notes that qualify them, and the ``outlook`` (`outlook`)."""
 
     summary: Summary
     versions: str
     notes: tuple[str, ...] = ()
+    outlook: str = ""
 
 
 def evaluate(name: str, target: Target, root: Path) -> Evaluation:
@@ -241,7 +244,25 @@ def evaluate(name: str, target: Target, root: Path) -> Evaluation:
         rule = f"is traced only in part, and a part has no total: {ledger.partial}"
         raise InvalidInput([Problem(f"targets.{name}", None, rule)])
     summary = summarize(ledger, root=root, by_line=not target.run)
-    return Evaluation(summary, versions(traced=ledger.writer == "trace"), (*ledger.notes, *_uncounted(ledger)))
+    ahead = outlook(load_file(root / target.run, target.set, search=False)) if target.run else ""
+    return Evaluation(summary, versions(traced=ledger.writer == "trace"), (*ledger.notes, *_uncounted(ledger)), ahead)
+
+
+def outlook(run: Run) -> str:
+    """Whether a run fits its devices, and the predicted step; empty where nothing of these is known of them."""
+    from trainledger.answers.machine import THIS_MACHINE
+    from trainledger.answers.pages.interval import fits
+    from trainledger.answers.plan import planned
+    from trainledger.spec.units import format_seconds
+
+    if run.cluster.device == THIS_MACHINE:
+        return ""
+    forecast = planned(run).forecast
+    where = f"{run.cluster.count:,} x {run.cluster.device}"
+    said = [] if forecast.fits is None else [f"{fits(forecast.fits, forecast.chance_of_fitting)} on {where}"]
+    if forecast.step_seconds is not None:
+        said.append(f"a step takes {format_seconds(forecast.step_seconds)} (predicted)")
+    return ", ".join(said)
 
 
 def _uncounted(ledger: Ledger) -> list[str]:
@@ -272,8 +293,6 @@ def _nothing_collected() -> Iterator[None]:
 
 def ledger_of_run(name: str, target: Target, root: Path) -> Ledger:
     """The ledger of a run file's step: in closed form, or traced from the engine's modules."""
-    from trainledger.answers.load import load_file
-
     path = root / target.run
     run = load_file(path, target.set, search=False)
     if run.layout.auto:

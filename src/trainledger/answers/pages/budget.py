@@ -11,11 +11,13 @@ from trainledger.answers.budgets.compare import LESS, MORE, WITHIN, Difference, 
 from trainledger.answers.budgets.lockfile import Locked
 from trainledger.answers.budgets.summary import QUANTITIES, Summary
 from trainledger.answers.pages.plain_data import plain
+from trainledger.report import terminal
 from trainledger.report.document import Amount, Cell, Content, Document, Table, section, sections, shown, signed
 from trainledger.report.table import WIDTH
 from trainledger.spec.units import counted
 
 _VERDICTS = {MORE: "MORE", LESS: "less", WITHIN: "allowed"}
+COMMENT = "<!-- trainledger check -->"  # by which the next check finds the comment that it replaces
 _MOST_MOVES = 3
 _MOST_EDITED = 5
 
@@ -56,6 +58,39 @@ def _target(difference: Difference, tight: bool) -> Iterator[Content]:
         yield f"If this is intended, accept it with `trainledger lock {difference.name}`."
     elif difference.less:
         yield f"To lock the lower figures: `trainledger lock {difference.name}`."
+
+
+def comment(differences: Sequence[Difference], *, tight: bool = False) -> str:
+    """A check as Markdown, for a comment on a pull request: a line for each target, and below them where it moved."""
+    worse = [difference for difference in differences if difference.fails(tight=tight)]
+    targets = counted(len(differences), "target")
+    verdict = f"{len(worse)} of {targets} not as locked" if worse else f"{targets} within the lock"
+    lines = [COMMENT, f"**trainledger check**: {verdict}", ""]
+    lines += [f"- `{difference.name}`: {', '.join(_said(difference))}" for difference in differences]
+    if any(difference.judged and any(row.change for row in difference.judged) for difference in differences):
+        where = terminal.text(checked(differences, tight=tight))
+        lines += ["", "<details><summary>What moved, and where</summary>", "", "```text", where, "```", "</details>"]
+    return "\n".join(lines) + "\n"
+
+
+def _said(difference: Difference) -> Iterator[str]:
+    """What a target's peak and FLOPs are more or less by, and whether it fits."""
+    if difference.settings:
+        yield "another target than was locked"
+    moved = {row.quantity: row for row in difference.judged if row.change}
+    for quantity, what in (("peak", "at the peak"), ("flops", "FLOPs of a step")):
+        if (row := moved.pop(quantity, None)) is not None:
+            change, share = signed(Fraction(row.change), row.unit), _share(row.locked, row.now)
+            yield (
+                f"{share or change} {what}" if quantity == "flops" else f"{change} {what}" + f" ({share})" * bool(share)
+            )
+    rest = [_word(QUANTITIES[quantity][0]) for quantity in moved if quantity != "model_flops"]
+    if rest:
+        yield f"{' and '.join(rest)} moved"
+    if not difference.settings and not any(row.change for row in difference.judged):
+        yield "as locked"
+    if difference.outlook:
+        yield f"still {difference.outlook}" if difference.outlook.startswith("fits") else difference.outlook
 
 
 def _headline(difference: Difference, tight: bool) -> str:
