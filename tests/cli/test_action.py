@@ -117,9 +117,9 @@ def test_a_change_that_costs_more_is_a_comment_and_fails(job: Job) -> None:
     assert comment.startswith(f"{COMMENT}\n**trainledger check**: 1 of 1 target not as locked\n")
     line = next(line for line in comment.splitlines() if line.startswith("- "))
     said = r"- `run.toml`: \+[\d.]+ GB at the peak \(\+[\d.]+ %\), \+[\d.]+ % FLOPs of a step, kept moved, "
-    assert re.fullmatch(said + r"still fits \(chance (over )?\d+ %\) on 8 x h100-sxm, a step takes .* \(predicted\)", line), (
-        line
-    )
+    assert re.fullmatch(
+        said + r"still fits \(chance (over )?\d+ %\) on 8 x h100-sxm, a step takes .* \(predicted\)", line
+    ), line
     assert "kept +" in comment
     assert job.calls.read_text().splitlines() == [
         f"api --silent --method POST repos/someone/project/issues/7/comments -F body=@{job.temp}/trainledger.md"
