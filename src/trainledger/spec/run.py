@@ -42,7 +42,10 @@ class DataSpec:
         None,
         members=MixtureSource,
     )
-    text_field: str = setting("field of a JSONL or Parquet record with the text", "text")
+    text_field: str = setting(
+        "field of a JSONL or Parquet record with the text; of JSONL also a list of turns, written in ChatML's markers",
+        "text",
+    )
     tokenizer: str = setting(
         '"bytes", "bpe" (trained on the corpus, all sources of a mixture) or the path of a tokenizer.json', "bytes"
     )

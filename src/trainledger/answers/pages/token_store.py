@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+from trainledger.answers.pages.plain_data import plain
 from trainledger.report.document import Code, Document, Table, section, sections
 from trainledger.spec.recipe import Recipe
 from trainledger.spec.units import format_nbytes, format_percent
@@ -27,6 +28,8 @@ def page(mixture: Mixture, recipe: Recipe, *, verified: bool = False, first_batc
         sections(
             tuple(_made_of(sources)),
             table,
+            _lengths_table(sources),
+            *_padding_table(data, recipe),
             _remarks(data, sources),
             *(section(f"--- step 0, sequence {at} ---", Code(each)) for at, each in enumerate(first_batch)),
         ),
@@ -46,6 +49,39 @@ def _rows(sources: dict[str, Any]) -> Iterator[tuple[str | int, ...]]:
                 str(fact["sequences"]),
                 f"{facts['epochs']:.3g}" if name == "train" else "",
             )
+
+
+def _lengths_table(sources: dict[str, Any]) -> Table:
+    """Tokens of documents: who trains them one in a row cuts and pads them."""
+    rows = (
+        (name or "a document", *(f"{value:.1f}" if of == "mean" else value for of, value in source["lengths"].items()))
+        for name, source in sources.items()
+    )
+    columns = ("tokens", "shortest", "median", "90 %", "99 %", "longest", "mean", "cut at seq_len")
+    units = ("", *["integer"] * 5, "", "share")
+    return Table("lengths", columns, tuple(rows), units=units, align="lrrrrrrr")
+
+
+def _padding_table(data: dict[str, Any], recipe: Recipe) -> Iterator[Table | str]:
+    """An epoch by how documents become rows; of one source, as a mixture draws its own."""
+    if "padding" not in data:
+        return
+    cost = data["padding"]
+    kinds = {
+        "packed, as train does": cost["tokens"],
+        "padded, sorted by length": cost["sorted"],
+        "padded, shuffled": cost["shuffled"],
+        f"padded to {recipe.seq_len:,}": cost["fixed"],
+    }
+    rows = tuple((kind, round(tokens), 1 - cost["tokens"] / tokens) for kind, tokens in kinds.items())
+    title = f"{cost['micro_batch']} documents, cut at {recipe.seq_len:,}"
+    yield Table(
+        "padding", (title, "tokens computed", "of that padding"), rows, units=("", "count", "share"), align="lrr"
+    )
+    yield (
+        f"Of shuffled micro-batches nine in ten are padded to {cost['usual']:,} tokens or fewer; the heaviest, padded "
+        f"to {cost['largest']:,}, decides whether memory is enough."
+    )
 
 
 def _made_of(sources: dict[str, Any]) -> Iterator[str]:
@@ -70,6 +106,8 @@ def _remarks(data: dict[str, Any], sources: dict[str, Any]) -> Iterator[str]:
 
 
 def _data(mixture: Mixture, recipe: Recipe) -> dict[str, Any]:
+    from trainledger.engine.data.lengths import document_lengths, padding
+
     rows = recipe.total_steps * recipe.global_batch
     epochs = mixture.epochs(rows, seed=recipe.seed, seq_len=recipe.seq_len)
     sources = {
@@ -77,7 +115,11 @@ def _data(mixture: Mixture, recipe: Recipe) -> dict[str, Any]:
         for source in mixture.sources
     }
     if len(sources) == 1:
-        return next(iter(sources.values()))
+        (source,), (data,) = mixture.sources, sources.values()
+        of_rows = padding(
+            document_lengths(source.store.train), recipe.seq_len, recipe.micro_batch or recipe.global_batch
+        )
+        return data | {"padding": plain(of_rows)}
     return {
         "fingerprint": mixture.fingerprint,
         "seq_len": recipe.seq_len,
@@ -87,7 +129,9 @@ def _data(mixture: Mixture, recipe: Recipe) -> dict[str, Any]:
 
 
 def _of_store(store: TokenStore, seq_len: int) -> dict[str, Any]:
-    index = store.index
+    from trainledger.engine.data.lengths import document_lengths, quantile
+
+    index, lengths = store.index, document_lengths(store.train)
     splits = {
         split.name: {
             "tokens": split.tokens,
@@ -113,4 +157,11 @@ def _of_store(store: TokenStore, seq_len: int) -> dict[str, Any]:
         "shards": len(index["shards"]),
         "dtype": index["dtype"],
         "splits": splits,
+        "lengths": {
+            "shortest": int(lengths[0]),
+            **{f"{share:.0%}": quantile(lengths, share) for share in (0.5, 0.9, 0.99)},
+            "longest": int(lengths[-1]),
+            "mean": float(lengths.mean()),
+            "over_seq_len": float((lengths > seq_len).mean()),
+        },
     }

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from typing import Any, BinaryIO
 
 from trainledger.engine.data.files import file_problem
+from trainledger.engine.data.tokenizer import chat_text
 from trainledger.spec.durable import opened
 from trainledger.spec.problem import InvalidInput
 from trainledger.spec.units import KIB, MIB
@@ -196,6 +197,7 @@ def _records(segment: Segment, text_field: str) -> Iterator[Document]:
         if text_field not in record:
             raise _bad_line(segment, offset, number, missing_field(text_field, list(record)), "data.text_field")
         text = record[text_field]
+        text = chat_text(text) or text if isinstance(text, list) else text
         if text is None:
             continue
         if not isinstance(text, str):

@@ -61,6 +61,7 @@ class Split:
         self.vocab_size = vocab_size
         self._directory = directory
         self.dtype = np.dtype(dtype).newbyteorder("<")
+        self.shards = len(records)
         self._files = [token_file(shard, name, dtype) for shard in range(len(records))]
         parts = [getattr(record, name) for record in records]
         self._tokens_before = [0, *itertools.accumulate(part.tokens for part in parts)]

@@ -125,6 +125,28 @@ class JsonTokenizer:
 Tokenizer = ByteTokenizer | JsonTokenizer
 
 
+def chat_text(turns: list[Any]) -> str | None:
+    """A conversation as one text, in ChatML's markers; None for a list of anything else.
+
+    Turns are ``role`` and ``content`` (OpenAI, TRL) or ``from`` and ``value`` (ShareGPT). Models with markers of their
+    own need their template's text instead.
+
+    >>> chat_text([{"role": "user", "content": "2 + 2?"}, {"from": "gpt", "value": "4"}])
+    '<|im_start|>user\\n2 + 2?<|im_end|>\\n<|im_start|>assistant\\n4<|im_end|>\\n'
+    """
+    text = ""
+    for turn in turns:
+        given = turn if isinstance(turn, dict) else {}
+        role, content = given.get("role", given.get("from")), given.get("content", given.get("value"))
+        if not isinstance(role, str) or not isinstance(content, str):
+            return None
+        text += f"<|im_start|>{_ROLES.get(role, role)}\n{content}<|im_end|>\n"
+    return text
+
+
+_ROLES = {"human": "user", "gpt": "assistant"}  # of ShareGPT
+
+
 def train_bpe(texts: Iterable[str], vocab_size: int) -> str:
     """The tokenizer.json of a byte-level BPE with at most ``vocab_size`` tokens, <|endoftext|> the first.
 

@@ -1,0 +1,74 @@
+"""Lengths of documents, and what padding them in micro-batches costs where each document is a row of its own."""
+
+from __future__ import annotations
+
+from math import ceil
+
+import numpy as np
+import numpy.typing as npt
+
+from trainledger.engine.data.store import Split
+from trainledger.spec.frozen import frozen
+
+Lengths = npt.NDArray[np.int64]
+
+
+@frozen(kw_only=True)
+class Padding:
+    """Tokens of one pass over a split by how rows are made: the documents cut at ``seq_len``, their number ``rows``.
+
+    ``tokens`` are those of the documents, which packed rows hold alone. ``shuffled`` is the expectation over
+    micro-batches of ``micro_batch`` documents, each padded to its longest; ``sorted`` has documents of like lengths
+    together; ``fixed`` pads all to ``seq_len``. ``usual`` and ``largest`` are the longest row of nine in ten
+    micro-batches, and of any.
+    """
+
+    rows: int
+    micro_batch: int
+    tokens: int
+    shuffled: float
+    sorted: int
+    fixed: int
+    usual: int
+    largest: int
+
+
+def document_lengths(split: Split) -> Lengths:
+    """Tokens of every document of a split with its end token, ascending."""
+    ends = [split.document_ends(shard).astype(np.int64) for shard in range(split.shards)]
+    return np.sort(np.concatenate([np.diff(of_shard, prepend=0) for of_shard in ends]))
+
+
+def padding(lengths: Lengths, seq_len: int, micro_batch: int) -> Padding:
+    """What padding costs, of ascending lengths.
+
+    The longest of ``micro_batch`` documents drawn from n without replacement is the i-th shortest with probability
+    C(i - 1, b - 1) / C(n, b) (David and Nagaraja 2003, Order Statistics, section 3.7).
+
+    >>> some = padding(np.array([1, 2, 9]), 4, 2)
+    >>> some.tokens, round(some.shuffled, 6), some.sorted, some.fixed, some.usual, some.largest
+    (7, 10.0, 9, 12, 4, 4)
+    """
+    cut = np.minimum(lengths, seq_len)
+    n, drawn = len(cut), min(micro_batch, len(cut))
+    ranks = np.arange(n - 1, drawn - 1, -1)  # from the longest down, each weight from the one before
+    weights = drawn / n * np.cumprod(np.concatenate([[1.0], (ranks - drawn + 1) / ranks]))
+    longest = cut[drawn - 1 :][::-1]
+    usual = int(longest[min(np.searchsorted(np.cumsum(weights), 0.1, side="right"), len(longest) - 1)])
+    groups = [cut[at : at + drawn] for at in range(n % drawn, n, drawn)]
+    rest = cut[: n % drawn]
+    return Padding(
+        rows=n,
+        micro_batch=drawn,
+        tokens=int(cut.sum()),
+        shuffled=float(n * (weights * longest).sum()),
+        sorted=int(sum(len(group) * int(group[-1]) for group in [rest, *groups] if len(group))),
+        fixed=n * seq_len,
+        usual=usual,
+        largest=int(cut[-1]),
+    )
+
+
+def quantile(lengths: Lengths, share: float) -> int:
+    """The least length that so large a share of documents does not exceed."""
+    return int(lengths[max(ceil(share * len(lengths)) - 1, 0)])
