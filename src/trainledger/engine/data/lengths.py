@@ -54,7 +54,8 @@ def padding(lengths: Lengths, seq_len: int, micro_batch: int) -> Padding:
     ranks = np.arange(n - 1, drawn - 1, -1)  # from the longest down, each weight from the one before
     weights = drawn / n * np.cumprod(np.concatenate([[1.0], (ranks - drawn + 1) / ranks]))
     longest = cut[drawn - 1 :][::-1]
-    usual = int(longest[min(np.searchsorted(np.cumsum(weights), 0.1, side="right"), len(longest) - 1)])
+    tenth = int(np.searchsorted(np.cumsum(weights), 0.1, side="right"))
+    usual = int(longest[min(tenth, len(longest) - 1)])
     groups = [cut[at : at + drawn] for at in range(n % drawn, n, drawn)]
     rest = cut[: n % drawn]
     return Padding(
