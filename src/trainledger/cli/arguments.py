@@ -121,7 +121,7 @@ _SHORT_FOR = {
     "count": ("cluster.count", "how many devices"),
     "method": (
         "method",
-        "what tunes a model that is named alone (full, lora or qlora), with the recipe that people begin with",
+        "how a model that is named alone is tuned: full, lora, qlora or dpo, with the recipe that people begin with",
     ),
 }
 

@@ -29,6 +29,7 @@ from trainledger.ledger.parallel.rank_plan import RankPlan, rank_plan
 from trainledger.ledger.parallel.reduction import bucket_nbytes, gather_updated, sum_norms, sum_tied_embedding
 from trainledger.spec.dtypes import nbytes_in
 from trainledger.spec.precision import Precision
+from trainledger.spec.recipe import Recipe
 from trainledger.spec.run import Run
 from trainledger.spec.units import ceil_div
 
@@ -138,12 +139,20 @@ def batch_nbytes(rank: RankPlan) -> Int:
     return 28 * tokens + tokens * run.recipe.seq_len
 
 
-def _buffers(rank: RankPlan, attention: str) -> Int:
-    """The model's own, and of Megatron-LM without Transformer Engine one for the scores of attention, which stays.
+def _given(recipe: Recipe, tokens: Int) -> Int:
+    """Bytes of so many tokens and their targets, and of a sequence's loss under a precomputed reference."""
+    known = 4 * tokens // recipe.seq_len if recipe.objective.reference == "precomputed" else 0
+    return 16 * tokens + known
+
+
+def _buffers(rank: RankPlan, works: tuple[Work, ...]) -> Int:
+    """The models' own, and of Megatron-LM without Transformer Engine one for the scores of attention, which stays.
 
     (core/transformer/dot_product_attention.py, ``get_global_memory_buffer``.)
     """
     run, nbytes = rank.run, buffers_nbytes(rank.run.model)
+    nbytes = nbytes if works[0].reference is None else 2 * nbytes
+    attention = works[0].sizes.attention
     if run.recipe.framework != "megatron-local" or attention != "math":
         return nbytes
     scores = run.device_batch * run.model.attention.n_heads * run.rank_tokens * run.recipe.seq_len
@@ -158,9 +167,9 @@ def resident_of(rank: RankPlan, works: tuple[Work, ...], owned: ModelLeaves, tok
         ("frozen weights", sum(work.frozen_nbytes for work in works)),
         ("gradients", sum(work.buffers_nbytes for work in works)),
         ("optimizer state", state_nbytes(owned, recipe) + own_nbytes(owned, precision)),
-        ("batch", batch_nbytes(rank) if recipe.of_megatron else 16 * tokens),
+        ("batch", batch_nbytes(rank) if recipe.of_megatron else _given(recipe, tokens)),
         ("communication", 0 if recipe.of_megatron else bucket_nbytes(rank, owned, precision.gradients)),
-        ("buffers", _buffers(rank, works[0].sizes.attention) + sum(work.copies_nbytes for work in works)),
+        ("buffers", _buffers(rank, works) + sum(work.copies_nbytes for work in works)),
     ]
     return tuple((name, nbytes) for name, nbytes in resident if not is_zero(nbytes))
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import ClassVar
 
 from trainledger.spec.frozen import frozen
+from trainledger.spec.objective import DPO, NextToken, Objective
 from trainledger.spec.optimizers import OPTIMIZERS, AdamW, Optimizer
 from trainledger.spec.parts import part
 from trainledger.spec.precision import FP32, PRECISIONS, Precision
@@ -228,6 +229,13 @@ class Recipe:
         "gradient takes the place of the logits (Transformer Engine; framework megatron-core)",
         *LOSSES.values(),
         default=FullLoss(),
+    )
+    objective: Objective = part(
+        "next-token = the loss of each token; dpo = of pairs of a chosen and a rejected answer, each a sequence of the "
+        "batch, against a frozen reference",
+        NextToken,
+        DPO,
+        default=NextToken(),
     )
     expert_dispatch: Dropless | Capacity = part(
         "dropless = experts process every token routed to them, capacity = each has a fixed number of places",

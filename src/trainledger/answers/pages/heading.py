@@ -10,7 +10,9 @@ from trainledger.report.document import Item, Items, Section, section
 from trainledger.report.table import commands, wrapped
 from trainledger.spec.layout import Layout
 from trainledger.spec.model import ModelSpec
+from trainledger.spec.objective import DPO
 from trainledger.spec.optimizers import ACCOUNTED_ONLY
+from trainledger.spec.recipe import Recipe
 from trainledger.spec.run import BLOCK_ROWS, Run, dealt
 from trainledger.spec.run_text import found_layout
 from trainledger.spec.units import counted, format_count, format_percent, format_seconds
@@ -30,7 +32,7 @@ def heading(run: Run, backend: str) -> str:
     cluster, recipe = run.cluster, run.recipe
     where = cluster.device if cluster.count == 1 else f"{cluster.count:,} x {cluster.device}"
     kernels = ", with the kernels of a CPU" if backend == "cpu" else ""
-    step = f"{counted(recipe.global_batch, 'sequence')} of {counted(recipe.seq_len, 'token')} a step"
+    step = f"{_sequences(recipe)} of {counted(recipe.seq_len, 'token')} a step"
     return wrapped(f"{run.model.name} on {where}{kernels}: {step}, {recipe.precision.kind}, {recipe.optimizer.kind}")
 
 
@@ -58,7 +60,7 @@ def of_run(run: Run) -> tuple[str, ...]:
     """
     recipe = run.recipe
     batches = f", in {run.grad_accum} micro-batches of {run.device_batch}" if run.grad_accum > 1 else ""
-    sequences = counted(recipe.global_batch, "sequence")
+    sequences = _sequences(recipe)
     within = " within documents" if recipe.documents is not None else ""
     return (
         f"A step: {sequences} of {counted(recipe.seq_len, 'token')}{batches}",
@@ -66,7 +68,26 @@ def of_run(run: Run) -> tuple[str, ...]:
         f"attention{within}, activation checkpointing {recipe.activation_checkpointing.kind}",
         *_devices(run),
         *_mixture(run),
+        *_objective(recipe),
     )
+
+
+def _sequences(recipe: Recipe) -> str:
+    """The sequences of a step, of preferences in pairs."""
+    pairs = recipe.objective.reference is not None
+    return (
+        f"{counted(recipe.global_batch // 2, 'pair')} of sequences"
+        if pairs
+        else counted(recipe.global_batch, "sequence")
+    )
+
+
+def _objective(recipe: Recipe) -> Iterator[str]:
+    """What preferences are compared with."""
+    if isinstance(recipe.objective, DPO):
+        beside = "a second, frozen model" if recipe.lora is None else "the frozen weights with adapters off"
+        reference = beside if recipe.objective.reference == "device" else "precomputed"
+        yield f"DPO with beta {recipe.objective.beta:g}; the reference is {reference}"
 
 
 def unfused_update(run: Run, seconds: float | None) -> str | None:
@@ -91,7 +112,7 @@ def run_line(run: Run) -> str:
     where = cluster.device if cluster.count == 1 else f"{cluster.count:,} x {cluster.device}"
     spread = "" if run.layout.alone else f", {layout_name(run.layout)}"
     batches = f" in micro-batches of {run.device_batch}" if run.grad_accum > 1 else ""
-    step = f"{counted(recipe.global_batch, 'sequence')} of {counted(recipe.seq_len, 'token')} a step{batches}"
+    step = f"{_sequences(recipe)} of {counted(recipe.seq_len, 'token')} a step{batches}"
     kind = recipe.activation_checkpointing.kind
     recomputed = "no recomputation" if kind == "none" else f"{kind} recomputation"
     count = format_count(parameters(run.model).total)

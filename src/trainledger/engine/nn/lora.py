@@ -11,7 +11,8 @@ Shapes: I input width, O output width, R rank; E elements of a weight in a row, 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -116,6 +117,7 @@ class AdaptedLinear(nn.Module):
             if scales[1:]:
                 self.scales_of_scales = scales[1]
         self.dropout = lora.dropout
+        self.off = False
         self.lora_a: nn.Parameter | None = None
         self.lora_b: nn.Parameter | None = None
         if adapted:
@@ -131,7 +133,7 @@ class AdaptedLinear(nn.Module):
             y = F.linear(x, self.weight, self.bias)
         else:
             y = _Frozen.apply(x, self)  # type: ignore[no-untyped-call]
-        if self.lora_a is None or self.lora_b is None:
+        if self.lora_a is None or self.lora_b is None or self.off:
             return y
         z = torch.native_dropout(x, self.dropout, True)[0] if self.training and self.dropout else x
         return y + F.linear(F.linear(z, self.lora_a), self.lora_b) * self.scale
@@ -188,6 +190,19 @@ def adapt(model: nn.Module, lora: Lora | None) -> None:
             name = path.rpartition(".")[2]
             parent = model.get_submodule(path.rpartition(".")[0])
             setattr(parent, name, AdaptedLinear(module, lora, adapted=is_target(f"{path}.weight", lora.targets)))
+
+
+@contextmanager
+def adapters_off(model: nn.Module) -> Iterator[None]:
+    """Inside, a model's linear layers are the frozen ones alone."""
+    layers = [module for module in model.modules() if isinstance(module, AdaptedLinear)]
+    for layer in layers:
+        layer.off = True
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer.off = False
 
 
 def merge(model: nn.Module) -> None:

@@ -199,7 +199,8 @@ class Transformer(nn.Module):
 
     ``attention`` is one of a recipe's (absent: `usual`); ``checkpointing`` is the recipe that says what a forward
     keeps for its backward (absent: everything). With a ``loss`` the model takes it itself. With ``documents`` attention
-    stops at them, once `masks.end_id` is set.
+    stops at them, once `masks.end_id` is set. ``reference`` is a frozen copy that preferences are compared with; no
+    checkpoint has it.
     """
 
     def __init__(
@@ -252,6 +253,7 @@ class Transformer(nn.Module):
             upcast = checkpointing is None or checkpointing.loss.upcast
             self.mtp = MultiTokenPrediction(spec, lambda: block(kinds[-1]), weight=mtp_loss, upcast=upcast)
         self.loss = loss
+        self.reference: Transformer | None = None
 
     def forward(self, ids_BT: Tensor, targets_BT: Tensor | None = None, cache: Cache | None = None) -> Tensor:
         """Token ids [B, T] to logits [B, T, V], or with targets to their mean loss (a model with a ``loss``).

@@ -72,6 +72,9 @@ def train(
 
         def refuse_untrained() -> None:
             refuse(run.recipe.precision, run.recipe)
+            if run.recipe.objective.reference is not None:
+                rule = "is accounted for and traced, but not trained yet"
+                raise InvalidInput([Problem("recipe.objective", run.recipe.objective.kind, rule, "next-token")])
             refuse_launches(run.recipe, str(ranks.device))
             refuse_workspace(run.recipe, str(ranks.device))
             refuse_matmuls(run.recipe.precision, ranks.device.type)

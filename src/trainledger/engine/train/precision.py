@@ -16,6 +16,7 @@ from trainledger.spec.model import ModelSpec
 from trainledger.spec.precision import Precision
 from trainledger.spec.problem import InvalidInput, Problem
 from trainledger.spec.recipe import Recipe
+from trainledger.spec.run import Run
 
 TORCH = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -39,6 +40,14 @@ def build_model(spec: ModelSpec, recipe: Recipe, *, adapted: bool = True, sharde
     if precision.copies == "gathered" and not sharded:  # last: copies go into the modules that multiply
         gather_copies(model, TORCH[precision.compute])
     return model
+
+
+def add_reference(model: Transformer, run: Run) -> Transformer | None:
+    """Put a frozen reference beside a model whose objective needs a second one, and give it."""
+    if run.recipe.objective.reference != "device" or run.recipe.lora is not None:
+        return None
+    model.reference = build_model(run.model, run.recipe)
+    return model.reference.requires_grad_(False)
 
 
 def refuse_matmuls(precision: Precision, device: str) -> None:

@@ -100,10 +100,10 @@ Files = dict[str, dict[str, Any]]  # size and SHA-256 by name, as the manifest h
 # `named_parameters` names a tied weight once and `state_dict` under each of its names: from the latter a file would
 # hold the matrix twice.
 def model_tensors(model: nn.Module) -> dict[str, Tensor]:
-    """Parameters and persistent buffers by name, a tied one once under its first name."""
+    """Parameters and persistent buffers by name, a tied one once under its first name; none of a frozen reference."""
     persistent = model.state_dict(keep_vars=True)
     named = {**dict(model.named_parameters()), **{k: v for k, v in model.named_buffers() if k in persistent}}
-    return {name: tensor.detach() for name, tensor in named.items()}
+    return {name: tensor.detach() for name, tensor in named.items() if not name.startswith("reference.")}
 
 
 def optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:

@@ -16,13 +16,14 @@ import torch
 from torch import Tensor, nn
 
 from trainledger.engine.nn.float8 import weights_cast_once
-from trainledger.engine.nn.loss import run_loss, weighing
+from trainledger.engine.nn.loss import weighing
+from trainledger.engine.nn.objective import loss_of_batch
 from trainledger.engine.train.precision import LossScaler, MasterWeights, autocast, stepped
 from trainledger.spec.recipe import Recipe
 from trainledger.spec.run import Run
 
 Clock = Callable[[str], AbstractContextManager[None]]
-Batch = tuple[Tensor, Tensor]  # inputs_BT and targets_BT, int64
+Batch = tuple[Tensor, ...]  # inputs_BT and targets_BT, int64; of preferences also what `objective` says
 # Whether the update is left out; a tensor says so on the device (1, else 0), for a kernel that `leaves_out_on_device`.
 Judge = Callable[[Tensor, Tensor | None], bool | Tensor]
 
@@ -254,11 +255,10 @@ def _forward_backward(
     model: nn.Module, batch: Batch, n_batches: int, recipe: Recipe, clock: Clock, scaler: LossScaler | None
 ) -> Tensor:
     """One micro-batch: gradients added to the parameters', its share of the mean loss returned without a graph."""
-    inputs_BT, targets_BT = batch
     with clock("forward"):
         scale = None if scaler is None else scaler.scale
-        with autocast(recipe.precision, inputs_BT.device), weighing(scale, n_batches):
-            loss = run_loss(model, inputs_BT, targets_BT, recipe)
+        with autocast(recipe.precision, batch[0].device), weighing(scale, n_batches):
+            loss = loss_of_batch(model, batch, recipe)
             if n_batches > 1:
                 loss = loss / n_batches
         scaled = loss if scaler is None else scaler.scaled(loss)

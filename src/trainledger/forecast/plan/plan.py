@@ -105,14 +105,16 @@ def _rows(account: RunAccount, peak_nbytes: int) -> Iterator[RuleOfThumb]:
     attention = thumb.attention_flops_per_token(L, d, T)
     six = thumb.training_flops(count.active, 1)
     idle = "; frozen weights need no gradient of their own: about 4 N" if recipe.lora is not None else ""
+    beside = f"; a reference's forward is 2 {n} more" if recipe.objective.reference == "device" else ""
     yield RuleOfThumb(
         "FLOPs per token",
         f"2 {n}, forward",
         "flops",
         thumb.forward_flops_per_token(count.active),
         forward,
-        "no attention scores; counts the input embedding as a matmul",
+        f"no attention scores; counts the input embedding as a matmul{beside}",
     )
+    idle += beside
     yield RuleOfThumb("FLOPs per token", f"6 {n}", "flops", six, per_token, f"no attention scores{idle}")
     yield RuleOfThumb(
         "FLOPs per token",

@@ -21,6 +21,7 @@ from trainledger.spec.units import format_nbytes, format_percent
 
 NAPKIN = "6 N D at the peak"
 BEYOND = "attention, not in 6 N D"
+WITH_REFERENCE = "attention and reference, not in 6 N D"  # of preferences
 IDEAL = "model FLOPs at the peak"
 UNEXPLAINED = "unexplained"
 RUN_CAUSES = ("data", "evaluation", "checkpoints", "failures", "warm-up")
@@ -175,19 +176,21 @@ def waterfall(
     step_causes: Mapping[str, float],
     run_parts: Mapping[str, float],
     total_seconds: float,
+    beyond: str = BEYOND,
 ) -> tuple[Bar, ...]:
     """The bars of a run that takes ``total_seconds``; they sum to `nanoseconds` of it.
 
     ``napkin_seconds`` is 6 N D over the peak of all devices; ``step_causes`` split one step (``ideal`` is its model
     FLOPs at the peak) and are scaled to ``steps_seconds``, all steps of the run; ``run_parts`` are the seconds of
     RUN_CAUSES. What these leave of the total is a bar named ``unexplained``. Where 6 N D counts more than the model
-    FLOPs (frozen weights have no gradients, a looked-up embedding no matmul), one bar of these stands for both.
+    FLOPs (frozen weights have no gradients, a looked-up embedding no matmul), one bar of these stands for both; else
+    ``beyond`` is the name of the rest.
     """
     split = sum(step_causes.values())
     scale = steps_seconds / split if split else 0.0
     causes = {name: seconds * scale for name, seconds in step_causes.items()}
     ideal = causes.pop("ideal", 0.0)
-    begin = {NAPKIN: napkin_seconds, BEYOND: ideal - napkin_seconds} if napkin_seconds <= ideal else {IDEAL: ideal}
+    begin = {NAPKIN: napkin_seconds, beyond: ideal - napkin_seconds} if napkin_seconds <= ideal else {IDEAL: ideal}
     bars = begin | causes
     bars |= {name: run_parts.get(name, 0.0) for name in RUN_CAUSES}
     rest = total_seconds - sum(bars.values())
@@ -199,7 +202,7 @@ def waterfall(
     return tuple(Bar(cause, each) for cause, each in found.items())
 
 
-COMPUTE = (NAPKIN, BEYOND, IDEAL, "kernel efficiency")
+COMPUTE = (NAPKIN, BEYOND, WITH_REFERENCE, IDEAL, "kernel efficiency")
 _SAYS = {
     "compute": "goes to matmuls and attention",
     "recomputation": "goes to recomputation in backward",

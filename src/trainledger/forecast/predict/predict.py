@@ -9,8 +9,10 @@ from typing import Any
 from trainledger.forecast.predict.clock import of_each_rank
 from trainledger.forecast.predict.device_memory import memory_of_device
 from trainledger.forecast.predict.forecast import (
+    BEYOND,
     IDEAL,
     RUN_CAUSES,
+    WITH_REFERENCE,
     Bar,
     Bottleneck,
     Forecast,
@@ -192,8 +194,14 @@ def step_waterfall(run: Run, found: Forecast) -> tuple[Bar, ...]:
         found.step_causes,
         {},
         found.step_seconds,
+        _beyond(run),
     )
     return tuple(bar for bar in bars if bar.cause not in RUN_CAUSES)
+
+
+def _beyond(run: Run) -> str:
+    """The model FLOPs of a run that 6 N D does not count."""
+    return WITH_REFERENCE if run.recipe.objective.reference == "device" else BEYOND
 
 
 def _whole(account: RunAccount, machine: Machine, step: StepTime, around: Conditions) -> RunTime:
@@ -294,7 +302,7 @@ def _against_peak(
         return facts
     tokens = run.recipe.total_steps * run.recipe.tokens_per_step
     napkin = training_flops(account.parameters.active, tokens) / (peak * run.cluster.count)
-    bars = waterfall(napkin, whole.steps_seconds, step.causes, whole.parts, whole.total_seconds)
+    bars = waterfall(napkin, whole.steps_seconds, step.causes, whole.parts, whole.total_seconds, _beyond(run))
     if any(bar.cause == IDEAL for bar in bars):
         counted = "gradients of frozen weights" if run.recipe.lora is not None else "the input embedding"
         begins = "the waterfall begins with the model FLOPs"

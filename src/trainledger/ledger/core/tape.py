@@ -37,6 +37,7 @@ class Tape(Recording):
 
     def __init__(self, precision: Precision, backend: str = "cpu", hooks: Sequence[Hook] = ()) -> None:
         super().__init__(precision, backend, hooks)
+        self.graph = True  # whether operations make one
         self._forgetting = False
         self._recomputing = False
         self._held: list[Array] = []
@@ -69,7 +70,7 @@ class Tape(Recording):
 
         Where no gradient is wanted there is no step, nothing is saved, and its outputs are None.
         """
-        if all(target is None for target in targets):
+        if not self.graph or all(target is None for target in targets):
             return [None] * outputs
         if self._forgetting:
             return [Port() for _ in range(outputs)]
@@ -103,7 +104,12 @@ class Tape(Recording):
 
     def hold(self, arrays: Sequence[Array]) -> None:
         """Keep arrays alive until the backward is over."""
-        self._held += arrays
+        if self.graph:
+            self._held += arrays
+
+    def without_graph(self) -> AbstractContextManager[None]:
+        """Operations inside have no backward (torch.no_grad): nothing is saved, and nothing is recomputed."""
+        return self._inside(graph=False)
 
     def forgetting(self) -> AbstractContextManager[None]:
         """Operations inside make no graph and save nothing."""

@@ -91,6 +91,8 @@ class Frame(Hook):
 
 def checkpointed(tape: Tape, run: Callable[..., Array], *inputs: Array, keep: tuple[str, ...] = ()) -> Array:
     """The output of ``run(*inputs)``, of which only the inputs are kept."""
+    if not tape.graph:
+        return run(*inputs)
     frame = Frame(tape, lambda: run(*inputs), keep)
     with tape.hooked(frame):
         return run(*inputs)

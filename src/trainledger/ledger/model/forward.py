@@ -164,7 +164,7 @@ def _run_groups(
     for index, segment in enumerate(leaves.segments):
         for name, count, blocks in segment.rounds(f"layers {index}"):
             with tape.loop(name, count):
-                for again, group in _groups(segment, blocks):
+                for again, group in _groups(segment, blocks) if tape.graph else ((False, (each,)) for each in blocks):
                     run = run_of(group)
                     x = checkpointed(tape, run, x, keep=keep) if again else run(x)
     return x
@@ -178,11 +178,12 @@ def _groups(segment: SegmentLeaves, blocks: tuple[BlockLeaves, ...]) -> Iterator
 
 
 PATH = "mtp.*"
+SharedOf = Callable[[Sizes, LayerKind], Shared]
 
 
 def mtp_loss(
     tape: Tape, sizes: Sizes, leaves: ModelLeaves, h: Array, e: Array, recipe: Recipe,
-    head: Callable[[Array, Int], Array], shared: Callable[[Sizes, LayerKind], Shared],
+    head: Callable[[Array, Int], Array], shared: SharedOf,
 ) -> Array:  # fmt: skip
     """The sum of the modules' mean losses; h is the output of the last block, e the input of the first."""
     total: Array | None = None
@@ -203,15 +204,7 @@ def _own(sizes: Sizes, leaves: ModelLeaves, index: int) -> BlockLeaves:
     return BlockLeaves(last_kind(sizes.spec), named)
 
 
-def _module(
-    tape: Tape,
-    sizes: Sizes,
-    own: BlockLeaves,
-    h: Array,
-    e: Array,
-    recipe: Recipe,
-    shared: Callable[[Sizes, LayerKind], Shared],
-) -> Array:
+def _module(tape: Tape, sizes: Sizes, own: BlockLeaves, h: Array, e: Array, recipe: Recipe, shared: SharedOf) -> Array:
     D = sizes.spec.d_model
     inner = {name.removeprefix("block."): leaf for name, leaf in own.named.items() if name.startswith("block.")}
     block = BlockLeaves(own.kind, inner)
@@ -247,38 +240,53 @@ def _loss(
 
 
 def forward(
-    tape: Tape, sizes: Sizes, leaves: ModelLeaves, ids: Array, recipe: Recipe, received: Array | None = None
+    tape: Tape,
+    sizes: Sizes,
+    leaves: ModelLeaves,
+    ids: Array,
+    recipe: Recipe,
+    received: Array | None = None,
+    *,
+    within: str = "",
 ) -> Array:
-    """Token ids to the mean loss over them.
+    """Token ids to the mean loss over them, or of preferences to the loss of each sequence.
 
+    ``within`` is the path of a model that is a part of another.
     A part of a model begins with what it ``received`` from the part before, and ends with what the next one reads.
     """
-    op.gather(tape, leaves.outside)
+    with tape.at(within):
+        op.gather(tape, leaves.outside)
     trained = [leaf for leaf in (leaves.head, leaves.after.get("lm_head.bias")) if leaf is not None and leaf.trained]
 
+    def states() -> Array:
+        with tape.at(within):
+            return hidden(tape, sizes, leaves, ids, recipe, received)
+
     def logits_of(x: Array, rows: Int) -> Array:
-        logits = head(tape, sizes, leaves, x, rows)
+        with tape.at(within):
+            logits = head(tape, sizes, leaves, x, rows)
         op.drop_copies(leaves.outside)
         # A model that takes its loss itself, chunk by chunk, ends with that.
         return logits if recipe.loss.chunks is not None else tape.model_output(logits)
 
     if leaves.head is None:
-        x = hidden(tape, sizes, leaves, ids, recipe, received)
+        x = states()
         op.drop_copies(leaves.outside)
         return tape.model_output(x)
 
     # No name here keeps the hidden states alive while the loss is taken.
     if recipe.of_megatron:
-        logits = logits_of(_entered(tape, sizes, hidden(tape, sizes, leaves, ids, recipe, received)), sizes.rows)
+        logits = logits_of(_entered(tape, sizes, states()), sizes.rows)
         with tape.at("loss"):
             if recipe.loss.kind == "in-place":
                 return megatron_cross_entropy_in_place(tape, logits, ids, tensor_group(sizes))
             fused = recipe.loss.kind == "compiled"
             return megatron_cross_entropy(tape, logits, ids, tensor_group(sizes), compiled=fused)
     if is_one(sizes.layout.tensor):
-        value = loss(tape, recipe, hidden(tape, sizes, leaves, ids, recipe, received), logits_of, trained, ids)
+        sequences = None if recipe.objective.reference is None else sizes.B
+        value = loss(tape, recipe, states(), logits_of, trained, ids, sequences)
         return value if recipe.loss.chunks is None else tape.model_output(value)
-    logits = logits_of(_entered(tape, sizes, hidden(tape, sizes, leaves, ids, recipe, received)), sizes.rows)
+    logits = logits_of(_entered(tape, sizes, states()), sizes.rows)
     with tape.at("loss"):
         return vocab_parallel_loss(tape, sizes, logits, ids, upcast=recipe.loss.upcast)
 

@@ -6,6 +6,7 @@ Sizes: N rows of tokens, I inputs, O outputs, R rank of an adapter.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial, reduce
 from operator import mul
 
@@ -277,6 +278,19 @@ def linear(
     added = op.times_number(tape, whole)
     del whole
     return op.add(tape, y, added)
+
+
+@contextmanager
+def adapters_off(leaves: ModelLeaves) -> Iterator[None]:
+    """Inside, linear layers with adapters are the frozen ones alone."""
+    ways = [(leaf, leaf.linear) for leaf in leaves.every() if leaf.linear is not None]
+    for leaf, way in ways:
+        leaf.linear = partial(way, a=None, b=None)
+    try:
+        yield
+    finally:
+        for leaf, way in ways:
+            leaf.linear = way
 
 
 def _frozen(

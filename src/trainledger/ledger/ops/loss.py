@@ -21,8 +21,13 @@ from trainledger.spec.recipe import Recipe
 Head = Callable[[Array, Int], Array]  # hidden states and how many tokens they are of, to logits
 
 
-def loss(tape: Tape, recipe: Recipe, x: Array, head: Head, trained: list[Leaf], ids: Array) -> Array:
-    """Mean cross entropy in fp32 of normed hidden states; ``trained`` are the head's trained parameters."""
+def loss(
+    tape: Tape, recipe: Recipe, x: Array, head: Head, trained: list[Leaf], ids: Array, sequences: Int | None = None
+) -> Array:
+    """Mean cross entropy in fp32 of normed hidden states, or its sums over each of so many sequences.
+
+    ``trained`` are the head's trained parameters.
+    """
     rows = ids.elements
     chunks = recipe.loss.chunks
     if chunks is None:
@@ -30,6 +35,8 @@ def loss(tape: Tape, recipe: Recipe, x: Array, head: Head, trained: list[Leaf], 
         logits = head(x, rows)
         del x
         with tape.at("loss"):
+            if sequences is not None:
+                return _sums(tape, cross_entropy(tape, logits, ids, upcast=recipe.loss.upcast, mean=False), sequences)
             return of_logits(tape, logits, ids, upcast=recipe.loss.upcast)
 
     def part(x: Array) -> Array:
@@ -44,22 +51,50 @@ def loss(tape: Tape, recipe: Recipe, x: Array, head: Head, trained: list[Leaf], 
     return _chunked(tape, x, part, chunks)
 
 
-def cross_entropy(tape: Tape, logits: Array, targets: Array, *, upcast: bool) -> Array:
-    """Cross entropy of logits, widened to fp32 or in their own format; the loss itself is fp32."""
+def cross_entropy(tape: Tape, logits: Array, targets: Array, *, upcast: bool, mean: bool = True) -> Array:
+    """Cross entropy of logits, widened to fp32 or in their own format, of each token or their mean, in fp32."""
     wide = op.cast(tape, logits, "fp32") if upcast else logits
     del logits
     log_probabilities = op.softmax(tape, wide, "_log_softmax")
     elements, dtype = log_probabilities.elements, log_probabilities.dtype
     reads = [log_probabilities, targets]
-    value, weight_sum = tape.emit("nll_loss_forward", "embedding", reads=reads, makes=[(1, dtype), (1, dtype)])
+    makes = [(1 if mean else targets.elements, dtype), (1, dtype)]
+    value, weight_sum = tape.emit("nll_loss_forward", "embedding", reads=reads, makes=makes)
 
     def backward(g: Array, *saved: Array) -> Gradients:
         return [tape.make("nll_loss_backward", "embedding", g, *saved, elements=elements, dtype=dtype)]
 
     # The gradient is as large as the logits.
     value.node = tape.node([log_probabilities.node], (log_probabilities.view(), targets, weight_sum), backward)
-    del log_probabilities, reads
+    del log_probabilities, weight_sum, reads
     return op.cast(tape, value, "fp32")
+
+
+def _sums(tape: Tape, losses: Array, sequences: Int) -> Array:
+    """The losses of tokens, added up over each sequence."""
+    tokens = losses.elements
+    value = tape.sum(losses, sequences)
+    value.node = tape.node([losses.node], (), lambda g: [tape.make("clone", "copy", g, elements=tokens)])
+    return value
+
+
+def preference(tape: Tape, losses: Array, reference: Array) -> Array:
+    """The mean of -log sigmoid of beta times the margin, of the losses of pairs in a row and the reference's of them.
+
+    Rafailov et al. 2023 (arXiv 2305.18290), equation 7: the margin is by how much more than under the reference the
+    chosen answer of a pair is likelier than the rejected one.
+    """
+    ratios = tape.pointwise("sub", reference, losses)
+    ratios.node = tape.node([losses.node], (), lambda g: [tape.pointwise("neg", g)])
+    del losses, reference
+    pairs = ratios.elements // 2
+    chosen, rejected = op.parts(tape, ratios, [pairs, pairs], name="stack")
+    margins = op.times_number(tape, op.subtract(tape, rejected, chosen))
+    value = op.softplus(tape, margins)
+    del margins
+    mean = tape.make("mean", "reduction", value, elements=1, flops=pairs)
+    mean.node = tape.node([value.node], (), lambda g: [tape.pointwise("div", g, elements=pairs)])
+    return mean
 
 
 def compiled_cross_entropy(tape: Tape, logits: Array, targets: Array, *, upcast: bool) -> Array:

@@ -223,6 +223,14 @@ def activate(tape: Tape, x: Array, name: str) -> Array:
     return y
 
 
+def softplus(tape: Tape, x: Array) -> Array:
+    """log(1 + exp(x)): keeps its input."""
+    node = tape.node([x.node], (x,), lambda g, x: [tape.pointwise("softplus_backward", g, x)])
+    y = tape.pointwise("softplus", x)
+    y.node = node
+    return y
+
+
 def gated(tape: Tape, gate: Array, up: Array, name: str) -> Array:
     """act(gate) * up, or gpt-oss's (up + 1) * gate * sigmoid(1.702 gate) of a gate and an up that are cut off."""
     if name != "clamped_swish":

@@ -189,6 +189,12 @@ class FullySharded(Hook):
         if self.root is not None and not self.once:
             self._before_forward(self.root)
 
+    def ends(self) -> None:
+        """Free what a forward without a backward has gathered."""
+        self.arrived = []
+        if self.root is not None:
+            self.root.full = []
+
     def _before_forward(self, unit: Unit) -> None:
         if not self.gathers or unit.full:
             return

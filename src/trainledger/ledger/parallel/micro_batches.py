@@ -6,7 +6,7 @@ Sizes: P stages, S the stage counted from 0, V chunks of layers on each rank, M 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 
 from trainledger.ledger.core.graph import Array, Gradients, Node, Port, component_of
 from trainledger.ledger.core.sizes import Sizes, between, is_one, smaller
@@ -14,7 +14,8 @@ from trainledger.ledger.core.tape import Tape
 from trainledger.ledger.entry import COMMUNICATION, Group, Int
 from trainledger.ledger.model.forward import forward
 from trainledger.ledger.ops import operations as op
-from trainledger.ledger.ops.linear import cast_weights, copies_nbytes, frozen_nbytes
+from trainledger.ledger.ops.linear import adapters_off, cast_weights, copies_nbytes, frozen_nbytes
+from trainledger.ledger.ops.loss import preference
 from trainledger.ledger.optimizers.states import empty_buffers, set_formats
 from trainledger.ledger.parallel.expert import finish_gradients
 from trainledger.ledger.parallel.fully_sharded import FullySharded
@@ -85,6 +86,11 @@ class Work:
         sharded = rank.sharded and rank.layout.zero > 1
         self._hold_gradients(sharded)
         self.sharded = FullySharded(tape, rank, self.leaves) if sharded else None
+        self.reference = None
+        if plan.reference is not None:
+            self.reference = Work(tape, rank, sizes, ChunkPlan(plan.chunk, plan.reference))
+            if self.reference.sharded is not None:
+                self.reference.sharded.reshards = True  # no backward comes that would read the whole again
 
     def _hold_gradients(self, sharded: bool) -> None:
         """Sharded gradients come and go block by block; an interleaved pipeline adds up in buffers (Megatron-LM)."""
@@ -121,12 +127,13 @@ class Work:
     @property
     def frozen_nbytes(self) -> Int:
         """Bytes of the weights that are not trained: pieces of them where they are gathered, else whole."""
-        recipe = self.rank.run.recipe
-        if recipe.lora is None:
+        recipe, beside = self.rank.run.recipe, 0 if self.reference is None else self.reference.frozen_nbytes
+        if recipe.lora is None and recipe.objective.reference != "device":
             return 0
         if self.sharded is not None and self.rank.gathers:
-            return self.sharded.total(lambda part: part.frozen_nbytes)
-        return frozen_nbytes(self.leaves, recipe.lora.base_format, recipe.precision.parameters)
+            return beside + self.sharded.total(lambda part: part.frozen_nbytes)
+        base_format = None if recipe.lora is None else recipe.lora.base_format
+        return beside + frozen_nbytes(self.leaves, base_format, recipe.precision.parameters)
 
     @property
     def copies_nbytes(self) -> Int:
@@ -170,12 +177,20 @@ class Work:
         autocast: AbstractContextManager[None] = nullcontext()
         if tape.precision.copies == "autocast":
             autocast = tape.autocast()
-        with self._sharding(), autocast:
+        with autocast, ExitStack() as stack:
+            # Before the model's own forward, whose activations are then not there beside the reference's logits. TRL
+            # runs it afterwards (1.16, trl/trainer/dpo_trainer.py, ``_compute_loss``).
+            reference = self._reference_losses(ids)
+            stack.enter_context(self._sharding())
             if self.sharded is not None:
                 self.sharded.begins()
             received = None if self.chunk.begins else self._receive()
             value = forward(tape, self.sizes, self.leaves, ids, run.recipe, received)
             del received
+            if reference is not None:
+                with tape.at("loss"):
+                    value = preference(tape, value, reference)
+                del reference
             if not self.chunk.ends:
                 self._send(value)
                 # What was sent is freed (Megatron-LM's deallocate_pipeline_outputs); the graph stays.
@@ -184,6 +199,23 @@ class Work:
                 with tape.at("loss"):
                     value = op.divide_by_number(tape, value)
         return value
+
+    def _reference_losses(self, ids: Array) -> Array | None:
+        """The losses of a micro-batch's sequences under the frozen reference; None where the objective has none."""
+        tape, recipe, beside = self.tape, self.rank.run.recipe, self.reference
+        if recipe.objective.reference is None:
+            return None
+        if recipe.objective.reference == "precomputed":
+            return Array(self.sizes.B, "fp32", None)
+        model, within = (self, "") if beside is None else (beside, "reference")
+        with tape.without_graph(), model._sharding(), adapters_off(model.leaves):
+            if model.sharded is not None:
+                with tape.at(within):
+                    model.sharded.begins()
+            losses = forward(tape, self.sizes, model.leaves, ids, recipe, within=within)
+        if beside is not None and beside.sharded is not None:
+            beside.sharded.ends()
+        return losses
 
     def backward(self, value: Array) -> None:
         """Backward of a loss, or from the gradient that the next stage sends."""

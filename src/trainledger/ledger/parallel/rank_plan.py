@@ -20,6 +20,7 @@ from trainledger.spec.layers import Group as Recomputed
 from trainledger.spec.layers import LayerRun, layer_runs
 from trainledger.spec.layout import Layout
 from trainledger.spec.run import Run
+from trainledger.spec.savings import KeepAll
 
 
 @frozen
@@ -128,10 +129,14 @@ def standing_apart(runs: tuple[LayerRun, ...], ahead: int) -> tuple[LayerRun, ..
 
 @frozen
 class ChunkPlan:
-    """Layers that a rank runs in a row: which of the model they are, and the parameters that their forward reads."""
+    """Layers that a rank runs in a row: which of the model they are, and the parameters that their forward reads.
+
+    ``reference`` are those of a second, frozen model that runs before it.
+    """
 
     chunk: Chunk
     leaves: ModelLeaves
+    reference: ModelLeaves | None = None
 
 
 @frozen
@@ -227,7 +232,9 @@ def rank_plan(run: Run, stage: int = 0, place: int = 0) -> RankPlan:
     leaves = [_leaves(local, replace(part, runs=standing_apart(part.runs, apart)) if apart else part) for part in parts]
     plan = RankPlan(
         run=local, whole=run, stage=stage, place=place,
-        chunks=tuple(ChunkPlan(chunk, own) for chunk, own in zip(chunks, leaves, strict=True)),
+        chunks=tuple(
+            ChunkPlan(chunk, own, _reference(local, chunk, apart)) for chunk, own in zip(chunks, leaves, strict=True)
+        ),
         owned=_leaves(local, joined) if sharded or len(leaves) > 1 else leaves[0],
         group=group, expert_group=experts, replicas=_replicas(layout),
         sharded=sharded, gathers=sharded and layout.zero == 3,
@@ -283,6 +290,19 @@ def _leaves(local: Run, part: Part) -> ModelLeaves:
         return Leaf(leaf.path, (leaf.shape[0] // ranks, *leaf.shape[1:]), trained=leaf.trained)
 
     return leaves.changed(own)
+
+
+def _reference(local: Run, chunk: Chunk, apart: int) -> ModelLeaves | None:
+    """The parameters of a frozen reference, where it is a second model; one with adapters is its own."""
+    recipe = local.recipe
+    if recipe.objective.reference != "device" or recipe.lora is not None:
+        return None
+    plain = replace(local, recipe=replace(recipe, activation_checkpointing=KeepAll()))
+    (part,) = _parts(plain, (chunk,))
+    leaves = _leaves(plain, replace(part, runs=standing_apart(part.runs, apart)) if apart else part)
+    for leaf in leaves.every():
+        leaf.trained = False
+    return leaves
 
 
 def _shards(plan: RankPlan, place: int) -> ModelLeaves:

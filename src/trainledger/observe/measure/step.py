@@ -16,8 +16,8 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from trainledger.engine.train.device import set_fp32_matmuls
 from trainledger.engine.train.optimizer import build_optimizer
-from trainledger.engine.train.precision import LossScaler, build_model, gradient_buffers, refuse_matmuls
-from trainledger.engine.train.step import optimizer_step
+from trainledger.engine.train.precision import LossScaler, add_reference, build_model, gradient_buffers, refuse_matmuls
+from trainledger.engine.train.step import Batch, optimizer_step
 from trainledger.ledger.ledger import Ledger
 from trainledger.spec.layers import LayerRun, group_size, layer_runs
 from trainledger.spec.model import ModelSpec
@@ -125,9 +125,6 @@ def _with_batches(ledger: Ledger, run: Run) -> Ledger:
     return replace(ledger, resident=resident, tokens=run.recipe.tokens_per_step, micro_batches=run.grad_accum)
 
 
-Batch = tuple[Tensor, Tensor]
-
-
 def rehearse(run: Run, *, kernels: str = "cpu", blocks: str = "auto") -> Ledger:
     """The ledger of one steady-state optimizer step of a run, traced on fake CPU tensors: nothing is computed.
 
@@ -156,13 +153,17 @@ def rehearse_really(run: Run, device: str = "cpu") -> Ledger:
 
 def _build(run: Run) -> tuple[nn.Module, torch.optim.Optimizer]:
     model = build_model(run.model, run.recipe)
+    add_reference(model, run)
     return model, build_optimizer(model, run.recipe)
 
 
 def _batches(run: Run) -> list[Batch]:
     shape = (run.device_batch, run.recipe.seq_len)
     tokens = [torch.randint(0, run.model.vocab_size, shape) for _ in range(2 * run.grad_accum)]
-    return list(zip(tokens[::2], tokens[1::2], strict=True))
+    halves = zip(tokens[::2], tokens[1::2], strict=True)
+    if run.recipe.objective.reference == "precomputed":
+        return [(*pair, torch.rand(run.device_batch)) for pair in halves]
+    return list(halves)
 
 
 def _as_if_finite(found: Tensor) -> float:

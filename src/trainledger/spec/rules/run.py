@@ -25,6 +25,7 @@ def run_problems(run: Run) -> Iterator[Problem]:
     yield from layout_problems(run)
     yield from document_problems(run)
     yield from _adapters(run)
+    yield from _preferences(run)
     yield from _loss(run)
     yield from _maximal_update(run)
     yield from _tiles(run)
@@ -39,6 +40,7 @@ def memory_problems(run: Run) -> Iterator[Problem]:
     yield from layout_problems(run)
     yield from document_problems(run)
     yield from _adapters(run)
+    yield from _preferences(run)
     yield from _loss(run)
     yield from _experts(run)
 
@@ -160,6 +162,33 @@ def _linear_layers(spec: ModelSpec) -> list[str]:
         attend = (*queries, *ATTENTION[-2:], "o_proj")
     feed = MLP if spec.feed_forward.gated else MLP[1:]
     return [f"self_attn.{name}.weight" for name in attend] + [f"mlp.{name}.weight" for name in feed]
+
+
+def _preferences(run: Run) -> Iterator[Problem]:
+    """Contradictions between pairs of sequences with a reference, and the model, recipe and layout of a run."""
+    recipe, layout, rows = run.recipe, run.layout, run.device_batch
+    if recipe.objective.reference is None:
+        return
+    if isinstance(rows, int) and rows % 2:
+        field = "micro_batch" if recipe.micro_batch is not None else "global_batch"
+        rule = f"a micro-batch of {rows} is not of pairs, a chosen and a rejected sequence each (recipe.objective)"
+        yield Problem(f"recipe.{field}", getattr(recipe, field), rule, getattr(recipe, field) + layout.data_ranks)
+    yet, precision = "is not accounted for with preferences (recipe.objective)", recipe.precision
+    axes = () if layout.auto else ("tensor", "context", "pipeline", "expert")
+    spread = f"{yet}, which layout.replicate and layout.shard spread"
+    refused = (
+        ("recipe.framework", recipe.framework != "torch" and recipe.framework, yet, "torch"),
+        ("recipe.loss", recipe.loss.kind != "full" and recipe.loss.kind, yet, "full"),
+        ("recipe.precision", precision.float8 and precision.kind, yet, "bf16-mixed"),
+        ("recipe.compile", recipe.compile, yet, False),
+        ("recipe.documents", recipe.documents, yet, "none"),
+        ("recipe.dropout", recipe.dropout, yet, 0),
+        ("recipe.attention_dropout", recipe.attention_dropout, yet, 0),
+        ("recipe.load_balance_loss", recipe.load_balance_loss, yet, 0),
+        ("model.n_mtp_layers", run.model.n_mtp_layers, yet, 0),
+        *((f"layout.{axis}", getattr(layout, axis) != 1 and getattr(layout, axis), spread, 1) for axis in axes),
+    )
+    yield from (Problem(*refusal) for refusal in refused if refusal[1])
 
 
 def recipe_problems(recipe: Recipe) -> Iterator[Problem]:

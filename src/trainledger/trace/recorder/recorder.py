@@ -156,7 +156,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         warnings.warn(f"the trace is partial: {self.partial}", RuntimeWarning, stacklevel=5)
 
     def _left_module(self, module: nn.Module, output: Any) -> None:
-        if module is self._root and self.phases.current == "forward":
+        is_model = module is self._root or self.attribution.path_of(module) == "reference"  # of preferences
+        if is_model and self.phases.current == "forward":
             for tensor in tensors_in(output):
                 record = self.storages.of(tensor)
                 if record is not None and record.category == "scratch":
