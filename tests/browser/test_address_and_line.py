@@ -80,7 +80,7 @@ def test_a_figure_with_chosen_sliders_stands_in_a_page_of_others(base: str, brow
         frame.locator("#answer[aria-busy=false]").wait_for()
         assert frame.locator(".picture svg").first.is_visible()
         assert frame.locator(".field:visible").count() == 1
-        assert not frame.locator("nav").is_visible()
+        assert not frame.locator("#calculators").is_visible()
         before = frame.locator("#verdict").inner_text()
         frame.locator(".field input[type=range]:visible").press("ArrowRight")
         frame.locator("#answer[aria-busy=false]").wait_for()

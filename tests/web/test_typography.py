@@ -56,6 +56,7 @@ def test_a_refusal_that_is_a_verdict_has_labels_for_every_field_of_a_run() -> No
         ("1e-08, 1.50e22, 0x10, e4m3, 1,024 x 2x", "10⁻⁸, 1.5 × 10²², 0x10, e4m3, 1,024 × 2×"),
         ('"20x" is typed, T^2, 2^(1 - bias), D^0.35', '"20x" is typed, T², 2^(1 − bias), D^0.35'),
         ('<path d="M1e5 2-3 x 4"/><pre>2 x 3</pre>2 x 3', '<path d="M1e5 2-3 x 4"/><pre>2 x 3</pre>2 × 3'),
+        ("the gradient of x is 2 m x n", "the gradient of x is 2 m × n"),
         ("--device h100-sxm=1 a/gpt2 mixtral-8x7b", "--device h100-sxm=1 a/gpt2 Mixtral 8x7B v0.1"),
     ],
 )

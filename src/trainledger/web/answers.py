@@ -27,7 +27,7 @@ from trainledger.web.calculator import Calculator, Headline, Progress, Remedy, R
 from trainledger.web.calculators import CALCULATORS, LESSON
 from trainledger.web.field import Field, Query, paths_of_run, place, read_query
 from trainledger.web.run import RUN
-from trainledger.web.typography import device_title, in_words, title_of, typeset
+from trainledger.web.typography import device_title, in_words, title_of, typed, typeset
 
 Calculators = Mapping[str, Calculator]
 _TOLERANCE = 0.05  # relative: worked out with rounded numbers
@@ -160,14 +160,14 @@ def check(name: str, seed: int, guess: str, misses: int, calculators: Calculator
     >>> check("time", 4, "1", 0)["said"][:40], check("time", 4, "1", 1)["over"]
     ('Too low. Hint: Forward takes a multiplic', True)
     """
-    exercise = _exercise(calculators, name, seed).exercise
+    exercise, guess = _exercise(calculators, name, seed).exercise, typed(guess)
     if number(guess.strip().removesuffix(exercise.unit)) is None:
         raise InvalidInput([Problem("guess", guess, "is no number; write it as 12.6, 1.5e3, 80B or 50%")])
     fault = exercise.fault(guess)
     said = (
         after_miss(exercise, fault, misses + 1) if fault else f"Right: {exercise.shown_answer}. {exercise.derivation}"
     )
-    return {"right": not fault, "over": not fault or misses > 0, "said": said}
+    return {"right": not fault, "over": not fault or misses > 0, "said": typeset(said)}
 
 
 def exercise(name: str, seed: int, calculators: Calculators = CALCULATORS) -> dict[str, Any]:
@@ -177,7 +177,7 @@ def exercise(name: str, seed: int, calculators: Calculators = CALCULATORS) -> di
     True
     """
     made = _exercise(calculators, name, seed)
-    return {"question": made.exercise.question, "unit": made.exercise.unit, "query": dict(made.query)}
+    return {"question": typeset(made.exercise.question), "unit": made.exercise.unit, "query": dict(made.query)}
 
 
 def _exercise(calculators: Calculators, name: str, seed: int) -> Drawn:
@@ -199,6 +199,11 @@ class Drawn:
 def kinds_of_exercises() -> Mapping[str, list[dict[str, Any]]]:
     """The kinds of exercises by calculator."""
     return _read("exercises.toml")
+
+
+def lesson(calculators: Calculators = CALCULATORS) -> list[dict[str, Any]]:
+    """The screens of the lesson whose calculators are there."""
+    return [screen for screen in _read("lesson.toml")["screen"] if screen["calculator"] in calculators]
 
 
 @cache

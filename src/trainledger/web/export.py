@@ -118,7 +118,8 @@ def _examples(name: str) -> bytes:
     """The views of a calculator's examples, which the page shows until its Python is awake."""
     calculator = CALCULATORS[name]
     defaults = {field.name: field.default for field in calculator.fields}
-    queries = [{}] if calculator.patient else [{}, *map(dict, calculator.presets.values())]
+    screens = [screen["given"] for screen in answers.lesson() if screen["calculator"] == name]
+    queries = [{}, *screens, *(() if calculator.patient else map(dict, calculator.presets.values()))]
     given = [sorted([key, text] for key, text in query.items() if text != defaults.get(key, "")) for query in queries]
     keys = [json.dumps(each, separators=(",", ":"), ensure_ascii=False) for each in given]
     return json.dumps({key: answers.view(name, dict(each)) for key, each in zip(keys, given, strict=True)}).encode()
@@ -139,6 +140,7 @@ def _page(wheels: list[str], shown: Mapping[str, Calculator]) -> Iterator[tuple[
         if name not in shown
     ]
     config = {"worker": True, "version": __version__, "wheels": wheels, "without": without}
+    config["lesson"] = answers.lesson(shown)
     yield "config.json", json.dumps(config).encode()
     yield "calculators.json", json.dumps(answers.listing(shown)).encode()
 

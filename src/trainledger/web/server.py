@@ -65,7 +65,9 @@ def make_app(calculators: Calculators = CALCULATORS, *, with_token: bool = False
     desk = Desk(calculators)
     app.state.jobs = desk.jobs
     listing = encoded(answers.listing(calculators))
-    page = page_files() | {"config.json": encoded({"worker": False, "version": __version__})}
+    page = page_files() | {
+        "config.json": encoded({"worker": False, "version": __version__, "lesson": answers.lesson(calculators)})
+    }
     tags = {name: f'W/"{hashlib.sha256(content).hexdigest()[:16]}"' for name, content in page.items()}
     app.add_middleware(GZipMiddleware, minimum_size=1000, compresslevel=4)
 

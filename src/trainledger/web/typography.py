@@ -10,13 +10,14 @@ from trainledger.spec.units import format_flops_per_second, format_nbytes
 from trainledger.web.calculators import CALCULATORS
 
 _RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
+_LOWERED = {raised: plain for plain, raised in _RAISED.items()}
 _ROOT = r"recipe|layout|model|cluster|data"
 # What is left as it is, then what is written in another way; the name of a group says how. Quoted text is typed so.
 _WRITTEN = re.compile(
     r"""(?P<kept><(?P<tag>pre|code)\b.*?</(?P=tag)>|<[^>]*>|"[^"<]{,40}")"""
     r"|(?P<power>(?<![\w.])\d+(?:\.\d+)?e[+-]?\d+(?![\w.]\d|\w))"
     r"|\^(?P<raised>-?\d+)(?![\d.]*\.\d)"
-    r"|(?P<times>(?<=[\w)\]%²³]) x (?=[\w([])|(?<=\d)x(?![\w.(]))"
+    r"|(?P<times>(?<=[\w)\]%²³])(?<! of)(?<! by)(?<! in)(?<! to)(?<! is)(?<! and)(?<! for) x (?=[\w([])|(?<=\d)x(?![\w.(]))"
     r"|(?P<micro>(?<=\d )us\b)"
     r"|(?P<minus>(?<=[\w)\]%²³] )-(?= [\w(])|(?<![\w.([,-])(?<!, )-(?=\d))"
     r"|(?P<root>\bsqrt(?=\())"
@@ -53,6 +54,19 @@ def _written(match: re.Match[str]) -> str:
     if kind == "name":
         return title_of(text)
     return text.replace("x", "×").replace("us", "µs").replace("-", "−").replace("sqrt", "√")
+
+
+def typed(text: str) -> str:
+    """A number that is printed on a page, as one types it.
+
+    >>> typed("3.39\\xa0×\\xa010³⁸"), typed("10⁻⁸"), typed("−3 GB")
+    ('3.39e38', '1e-8', '-3 GB')
+    """
+
+    def lowered(match: re.Match[str]) -> str:
+        return f"{match[1] or 1}e{match[2].translate(_LOWERED)}"
+
+    return re.sub(r"(?:([\d.]+)\s*×\s*)?10([⁻⁰¹²³⁴-⁹]+)", lowered, text).replace("−", "-")
 
 
 def in_words(text: str) -> str:

@@ -8,8 +8,8 @@ const results = (key) => JSON.parse(sessionStorage.getItem(key) ?? "{}");
 
 /** Draws an exercise into `root`.
  *
- * `check(guess, misses)` promises the outcome; `go(seed, set)` and `leave` are its buttons, `revealed` hears of its end,
- * `start` is the link to its set, and `kept` the name under which the score is remembered. */
+ * `check(guess, misses)` promises the outcome; `go(seed, set)` and, where there is one, `leave` are its buttons,
+ * `revealed` hears of its end, `start` is the link to its set, and `kept` the name under which the score is remembered. */
 export function drawExercise(root, { question, unit, seed, set, start, kept, check, go, leave, revealed, say }) {
   const key = set && `${kept} ${set.first}-${set.last}`, of = set ? set.last - set.first + 1 : 0;
   const score = () => `${Object.values(results(key)).filter(Boolean).length} right`;
@@ -20,13 +20,13 @@ export function drawExercise(root, { question, unit, seed, set, start, kept, che
   const outcome = element("div", { id: "outcome", class: "outcome" });
   const button = (text, onclick, quiet) => element("button", { type: "button", class: quiet ? "quiet" : "button", text, onclick });
   const next = !set ? [button("Another", () => go(seed + 1))] : seed < set.last ? [button("Next", () => go(seed + 1, set))] : [];
-  const more = set ? element("a", { href: start, text: "Link to this set" }) : button(`A set of ${SET}`, () => go(seed, { first: seed, last: seed + SET - 1 }), true);
+  const more = set ? start && element("a", { href: start, text: "Link to this set" }) : button(`A set of ${SET}`, () => go(seed, { first: seed, last: seed + SET - 1 }), true);
   const form = element("form", { class: "guess", "aria-label": "Exercise" },
     name,
     element("label", { for: "guess", text: question }),
     element("div", { class: "row" }, guess, element("span", { text: unit }), element("button", { class: "button strong", type: "submit", text: "Check" })),
     outcome,
-    element("div", { class: "row" }, ...next, more, button("Leave the exercise", leave, true)),
+    element("div", { class: "row" }, ...next, ...(more ? [more] : []), ...(leave ? [button("Leave the exercise", leave, true)] : [])),
   );
   const named = () => (name.textContent = set ? `Exercise ${seed - set.first + 1} of ${of}: ${score()} so far` : `Exercise ${seed}`);
   let misses = 0, over = false;

@@ -2,7 +2,6 @@
 import { combobox } from "./combobox.js";
 import { control, told } from "./field.js";
 import { element } from "./element.js";
-import { embed } from "./state.js";
 
 const OPEN = 8; // fields of a narrow screen that are seen before the answer
 const narrow = matchMedia("(max-width: 860px)");
@@ -53,7 +52,13 @@ export class Form {
     });
     this.root.replaceChildren(this.general, ...sets, this.others);
     this.lock(this.locked);
-    for (const name of embed?.split(",") ?? []) this.controls.get(name)?.box.setAttribute("data-chosen", "");
+  }
+
+  /** Marks the fields that alone are shown where a page has few: the named ones, else the first two that slide. */
+  choose(names) {
+    const slides = this.calculator.fields.filter((each) => each.stops.length).map((each) => each.name);
+    const known = names.filter((name) => this.controls.has(name)), chosen = known.length ? known : slides.slice(0, 2);
+    for (const [name, { box }] of this.controls) box.toggleAttribute("data-chosen", chosen.includes(name));
   }
 
   /** Where `locked`, fields are seen and scrolled to, and not changed. */

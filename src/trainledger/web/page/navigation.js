@@ -13,9 +13,10 @@ export function drawCalculators(root, listing, chosen) {
         chosen(calculator);
       },
     }));
-  const part = (title, some) => [element("h2", { text: title }), element("ol", { "aria-label": title }, ...some.map(link))];
+  const heading = (title) => (title === "Lesson" ? element("a", { href: "?lesson=1", text: title, title: "Ten screens, from 32 H100s to a run" }) : title);
+  const part = (title, some) => (some.length ? [element("div", {}, element("h2", {}, heading(title)), element("ol", { "aria-label": title }, ...some.map(link)))] : []);
   const lesson = listing.filter((each) => each.lesson), planner = listing.filter((each) => !each.lesson);
-  root.append(...(lesson.length ? part("Lesson", lesson) : []), ...(planner.length ? part("Planner", planner) : []));
+  root.append(...part("Lesson", lesson), ...part("Planner", planner));
 }
 
 /** Marks the calculator that is asked, and brings its link into a strip that is too narrow for all. */

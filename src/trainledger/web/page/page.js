@@ -8,11 +8,12 @@ import { drawExercise } from "./exercise.js";
 import { remember } from "./drawing.js";
 import { focusOn } from "./field.js";
 import { Form } from "./form.js";
+import { Lesson } from "./lesson.js";
 import { axesOf } from "./moving.js";
 import { drawCalculators, drawPresets, markCalculator } from "./navigation.js";
 import { Pin } from "./pin.js";
 import { Remedies } from "./remedies.js";
-import { addressOf, different, embed, same, stateOf, Trail, withFields } from "./state.js";
+import { addressOf, different, embed, opened, same, stateOf, Trail, withFields } from "./state.js";
 import { connect, Unreachable } from "./transport.js";
 
 const root = byId("answer");
@@ -29,6 +30,10 @@ const asking = new Asking(
 );
 
 const later = new Later(ask);
+const lesson = new Lesson(config.lesson ?? [], transport, {
+  go: (number) => (become(opened(config.lesson, number, listing)), scrollTo(0, 0)),
+  leave: () => become({ lesson: null }), announce: say,
+});
 const pin = new Pin((state) => transport.view(state.calculator.name, state.given, { width: page.width }), ask);
 
 function stopped(error) {
@@ -47,7 +52,7 @@ function changed(name, text, settled) {
 
 /** A new state: the address, the form and the question follow. */
 function become(change, name = null, settled = true) {
-  const state = { ...page.state, ...(change.calculator && { pin: null }), ...change };
+  const state = { ...page.state, ...(change.calculator && { pin: null, lesson: null }), ...change };
   state.given = different(state.calculator, state.given);
   page.state = state;
   page.arriving = null;
@@ -66,11 +71,15 @@ function follow() {
     root.classList.add("fresh");
     clear(parts);
     form.draw(calculator);
-    byId("name").textContent = calculator.title;
-    byId("question").textContent = calculator.question;
     form.show(given, null);
     byId("form").scrollTop = 0;
   }
+  const screen = config.lesson?.[page.state.lesson - 1];
+  byId("name").textContent = screen ? `Lesson, ${page.state.lesson} of ${config.lesson.length}` : calculator.title;
+  byId("question").textContent = screen?.title ?? calculator.question;
+  document.documentElement.toggleAttribute("data-few", Boolean(screen || embed));
+  form.choose(screen?.fields ?? embed?.split(",") ?? []);
+  lesson.follow(page.state);
   const { newest } = asking, { answered } = page;
   const there = !newest && answered && !page.state.exercise && same(answered.state, page.state);
   if (!there && !(newest && same(newest.state, page.state))) ask();
@@ -104,7 +113,7 @@ function ask() {
 
 /** The state that the address says, at the start and after back and forward. */
 async function arrive() {
-  const state = stateOf(location.search, listing);
+  const state = stateOf(location.search, listing, config.lesson);
   page.hidden = Boolean(state.exercise);
   page.arriving = state;
   root.setAttribute("aria-busy", "true");

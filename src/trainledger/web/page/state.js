@@ -1,15 +1,25 @@
 // What the page asks, as it stands in the address: only what differs from the defaults.
 
-const OWN = ["calculator", "exercise", "set", "pin", "embed"];
+const OWN = ["calculator", "exercise", "set", "pin", "embed", "lesson"];
 /** In a page of others: the names of the fields that are shown there, with commas between them; null elsewhere. */
 export const embed = new URLSearchParams(location.search).get("embed");
 
-/** The state that an address says: a calculator of the listing, what is given, what is pinned, the number of an exercise and its set.
+/** The state of a screen, counted from 1; null where there is none. */
+export function opened(screens, number, listing) {
+  const screen = screens[number - 1];
+  const calculator = listing.find((each) => each.name === screen?.calculator);
+  return calculator ? { calculator, given: { ...screen.given }, pin: screen.pin ?? null, exercise: null, set: null, lesson: number, left: "" } : null;
+}
+
+/** The state that an address says: a calculator of the listing, what is given, what is pinned, the number of an exercise and its set,
+ * and the screen of the lesson, which is the first where an address says nothing.
 
  * `left` says what of the address is left out, since no calculator or field has its name. */
-export function stateOf(search, listing) {
+export function stateOf(search, listing, screens = []) {
   const said = new URLSearchParams(search);
-  const wanted = said.get("calculator");
+  const wanted = said.get("calculator"), number = Number(said.get("lesson") ?? (search.length < 2 && 1));
+  const screen = opened(screens, number, listing);
+  if (screen && !wanted) return screen;
   const calculator = listing.find((each) => each.name === wanted) ?? listing[0];
   const fields = new Set([...calculator.fields.map((each) => each.name), ...calculator.others]);
   const given = {}, unknown = [];
@@ -25,12 +35,12 @@ export function stateOf(search, listing) {
     ...(wanted && wanted !== calculator.name ? [`There is no calculator ${wanted.slice(0, 60)}; this is ${calculator.title}.`] : []),
     ...(unknown.length ? [`Left out of the address, since no field of ${calculator.title} has this name: ${unknown.join(", ")}.`] : []),
   ].join(" ");
-  return { calculator, given, exercise, set, pin, left };
+  return { calculator, given, exercise, set, pin, left, lesson: screen && !exercise ? number : null };
 }
 
 /** The address of a state, relative to the page. */
-export function addressOf({ calculator, given, exercise, set, pin }) {
-  const said = new URLSearchParams({ calculator: calculator.name, ...(embed && { embed }) });
+export function addressOf({ calculator, given, exercise, set, pin, lesson }) {
+  const said = new URLSearchParams({ ...(lesson && { lesson }), calculator: calculator.name, ...(embed && { embed }) });
   if (exercise && set) said.set("set", `${set.first}-${set.last}`);
   if (exercise) said.set("exercise", exercise);
   else for (const [name, text] of Object.entries(given)) said.set(name, text);
