@@ -1,4 +1,4 @@
-"""The lesson, which is the page where an address says nothing: ten screens, each in the state that its calculator opens in."""
+"""The lesson, where an address says nothing: ten screens, each in the state that its calculator opens in."""
 
 import tomllib
 from importlib.resources import files
