@@ -157,10 +157,10 @@ CEILINGS: dict[str, tuple[int, int, int]] = {
     "spec": (46, 7344, 421),
     "tensors": (10, 1945, 108),
     "trace": (50, 9148, 760),
-    "web": (27, 3868, 479),
+    "web": (27, 3880, 479),
 }
 # Of the whole: files, lines, ``fmt: skip``, short files with a single importer in their folder.
-MOST_FILES, MOST_LINES, MOST_SKIPS, MOST_LONE = 446, 96846, 152, 2
+MOST_FILES, MOST_LINES, MOST_SKIPS, MOST_LONE = 446, 96870, 152, 2
 
 
 @pytest.mark.parametrize("room", CEILINGS)
@@ -228,7 +228,7 @@ def lines_of(paths: Iterable[Path]) -> int:
     return sum(path.read_text(encoding="utf-8").count("\n") for path in paths)
 
 
-MOST_TEST_LINES = 70_037
+MOST_TEST_LINES = 70_129
 
 
 def test_tests_keep_below_their_ceiling() -> None:
