@@ -260,11 +260,13 @@ def format_flops_per_second(value: float) -> str:
 
 
 def format_seconds(value: float) -> str:
-    """A time in the unit that reads best.
+    """A time in the unit that reads best; steps of up to two minutes are compared in seconds.
 
     >>> format_seconds(0.0123), format_seconds(143.93 * 86400), format_seconds(86400), format_seconds(75)
-    ('12.3 ms', '143.9 days', '1 day', '1.25 min')
+    ('12.3 ms', '143.9 days', '1 day', '75 s')
     """
+    if 1 <= abs(value) < 120:
+        return f"{value:.4g} s"
     steps = ((86400.0, "days"), (3600.0, "h"), (60.0, "min"), (1.0, "s"), (1e-3, "ms"), (1e-6, "us"))
     text = _scaled(value, steps)
     return "1 day" if text == "1 days" else text
