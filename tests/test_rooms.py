@@ -154,13 +154,13 @@ CEILINGS: dict[str, tuple[int, int, int]] = {
     "ledger": (45, 6996, 517),
     "observe": (40, 5829, 625),
     "report": (13, 1693, 143),
-    "spec": (46, 7344, 421),
+    "spec": (46, 7346, 421),
     "tensors": (10, 1945, 108),
     "trace": (50, 9148, 760),
     "web": (27, 3880, 479),
 }
 # Of the whole: files, lines, ``fmt: skip``, short files with a single importer in their folder.
-MOST_FILES, MOST_LINES, MOST_SKIPS, MOST_LONE = 446, 96870, 152, 2
+MOST_FILES, MOST_LINES, MOST_SKIPS, MOST_LONE = 446, 96872, 152, 2
 
 
 @pytest.mark.parametrize("room", CEILINGS)
