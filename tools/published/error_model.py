@@ -10,15 +10,16 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
-from itertools import combinations
+from itertools import combinations, product
 from math import exp, log
 from pathlib import Path
+from statistics import median
 
 from error_rows import ErrorRow, MemoryRow, memory_rows, step_rows
-from error_statistics import Bounds, Interval, Row, conformal, quantile, sources_left_out, student, weighted
+from error_statistics import Bounds, Interval, Row, Spread, quantile, sources_left_out, spread, weighted
 
 from trainledger import catalog
-from trainledger.forecast.predict.interval import student_share
+from trainledger.forecast.predict.interval import DEVICES, SHORT, student_quantile, student_share
 from trainledger.spec.device import SHARE
 
 PATH = Path(catalog.__file__).parent / "errors.toml"
@@ -26,42 +27,89 @@ BASES = ("own", "other", "bound")
 HEAD = """\
 # Written by tools/published/error_model.py: how far predictions were from published runs whose source was left out.
 # Errors are measured over predicted; steps: 80 % lie between low and high; memory: Student's t of the
-# logarithm. docs/accuracy.md has the method, and how often such intervals held.
+# logarithm. Classes are of runs on at most so many devices. docs/accuracy.md has the method, and how often such
+# intervals held.
 """
 
 
 def measured_memory() -> tuple[MemoryRow, ...]:
     """The rows whose peak is published."""
-    return tuple(each for each in memory_rows() if each.measured is not None)
+    return tuple(row for row in memory_rows() if row.measured is not None)
 
 
-def of_steps(others: Sequence[ErrorRow]) -> Callable[[ErrorRow], Bounds]:
-    """The interval of a step from the rows of other sources: the same for all."""
-    bounds = conformal(others)
-    return lambda row: bounds
+@dataclass(frozen=True)
+class Class:
+    """What the width of an interval follows: the place of the number of devices in `DEVICES`, and yes or no twice.
+
+    Of a step: predicted below a second; a model with experts. Of a peak: adapters on frozen weights.
+    """
+
+    devices: int
+    one: bool
+    other: bool = False
 
 
-def of_memory(others: Sequence[MemoryRow]) -> Callable[[MemoryRow], Bounds]:
-    """The interval of a peak from the rows of other sources: the same for all of a kind."""
-    found = student(others, kind_of_peak)
-    return lambda row: found[kind_of_peak(row)].bounds
+def class_of_step(row: ErrorRow) -> Class:
+    return Class(_place(row.devices), row.seconds < SHORT, "experts" in row.kinds)
 
 
-def kind_of_peak(row: MemoryRow) -> str:
-    """Adapters on frozen weights, whose libraries keep more than is known, or any other training."""
-    return "adapters" if "adapters" in row.kinds else "memory"
+def class_of_peak(row: MemoryRow) -> Class:
+    return Class(_place(row.devices), "adapters" in row.kinds)
+
+
+def _place(devices: int) -> int:
+    return next(place for place, most in enumerate(DEVICES) if devices <= most)
+
+
+# How much a row says of another class, for each step in the number of devices and for the answer that differs. Chosen
+# among halves, thirds and tenths by coverage on these rows: four numbers for a thousand rows.
+APART, LENGTH_APART, EXPERTS_APART, ADAPTERS_APART = 0.4, 0.1, 0.3, 0.1
+FURTHER = 0.5  # of memory: there are few sources
+
+
+def step_spread(rows: Sequence[ErrorRow], of: Class, basis: str) -> Spread:
+    """How errors of steps of a class lie; around the prediction, but for the data sheet's, which is a bound."""
+
+    def like(row: ErrorRow) -> float:
+        there = class_of_step(row)
+        length, experts = there.one != of.one, there.other != of.other
+        return float(
+            APART ** abs(there.devices - of.devices) * (LENGTH_APART if length else EXPERTS_APART if experts else 1)
+        )
+
+    return spread(rows, like, centred=basis != "bound")
+
+
+def peak_spread(rows: Sequence[MemoryRow], of: Class) -> Spread:
+    """How errors of peaks of a class lie: around their median, as libraries keep more than is known."""
+
+    def like(row: MemoryRow) -> float:
+        there = class_of_peak(row)
+        return float(APART ** abs(there.devices - of.devices) * (ADAPTERS_APART if there.one != of.one else 1))
+
+    return spread(rows, like, further=FURTHER)
 
 
 @cache
 def step_intervals(basis: str = "own") -> tuple[Interval, ...]:
     """Every step with the interval that other sources give it."""
-    return tuple(sources_left_out(step_rows(basis), of_steps))
+
+    def method(others: Sequence[ErrorRow]) -> Callable[[ErrorRow], Bounds]:
+        known = cache(lambda of: step_spread(others, of, basis).bounds)
+        return lambda row: known(class_of_step(row))
+
+    return tuple(sources_left_out(step_rows(basis), method))
 
 
 @cache
 def memory_intervals() -> tuple[Interval, ...]:
     """Every peak with the interval that other sources give it."""
-    return tuple(sources_left_out(measured_memory(), of_memory))
+
+    def method(others: Sequence[MemoryRow]) -> Callable[[MemoryRow], Bounds]:
+        known = cache(lambda of: peak_spread(others, of).bounds)
+        return lambda row: known(class_of_peak(row))
+
+    return tuple(sources_left_out(measured_memory(), method))
 
 
 @dataclass(frozen=True)
@@ -113,13 +161,24 @@ def pair_intervals() -> tuple[Interval, ...]:
     return tuple(sources_left_out(pairs_of_one_device(), of_pairs))
 
 
+@cache
 def widening() -> float:
     """How much wider the interval of a device is that no step was published of: what unlike runs are widened by.
 
-    Rows by the constants of another device of their maker, against rows by those of their own.
+    Rows by the constants of another device of their maker, against rows by those of their own: the median of classes.
     """
-    own, other = (conformal(step_rows(basis)) for basis in ("own", "other"))
-    return (other[1] - other[0]) / (own[1] - own[0])
+    return median(
+        step_spread(step_rows("other"), of, "other").reach / step_spread(step_rows(), of, "own").reach
+        for of in _step_classes() if not of.other
+    )  # fmt: skip
+
+
+def _step_classes() -> Iterator[Class]:
+    for experts, short in product((False, True), repeat=2):
+        yield from (Class(place, short, experts) for place in range(len(DEVICES)))
+
+
+DEGREES = 2  # of Student's t through the ends of an interval: with them 95 % and 98 % hold about as many peaks
 
 
 @dataclass(frozen=True)
@@ -138,84 +197,19 @@ class Fitting:
 def fitting() -> tuple[Fitting, ...]:
     """Every run whose peak is published, or of which it is said that it ran out of memory, or fits."""
     found = []
-    for source in dict.fromkeys(each.source for each in memory_rows()):
-        found_for = student([each for each in measured_memory() if each.source != source], kind_of_peak)
-        for each in memory_rows():
-            if each.source == source:
-                expected = found_for[kind_of_peak(each)]
-                reach = (log(each.usable_nbytes / each.device_nbytes) - expected.shift) / expected.spread
-                found.append(Fitting(each, student_share(reach, expected.degrees)))
+    for source in dict.fromkeys(row.source for row in memory_rows()):
+        others = [row for row in measured_memory() if row.source != source]
+        for row in memory_rows():
+            if row.source == source:
+                expected = peak_spread(others, class_of_peak(row))
+                reach = (log(row.usable_nbytes / row.device_nbytes) - expected.middle) / scale(expected)
+                found.append(Fitting(row, student_share(reach, DEGREES)))
     return tuple(found)
 
 
-@dataclass(frozen=True)
-class Factor:
-    """Something that rows differ in, which intervals might depend on."""
-
-    name: str
-    group: Callable[[ErrorRow], str]
-
-
-FACTORS = (
-    Factor("type of device", lambda row: row.calibration),
-    Factor("devices", lambda row: next(name for most, name in SIZES if row.devices <= most)),
-    Factor("model ranks", lambda row: ", ".join(each for each in row.kinds if each in MODEL_RANKS) or "none"),
-    Factor("parameters in shards", lambda row: "yes" if "sharded parameters" in row.kinds else "no"),
-    Factor("matmuls", lambda row: "8 bits" if "fp8 matmuls" in row.kinds else "16 bits"),
-    Factor("program", lambda row: "eager" if row.eager else "fused"),
-    Factor("predicted step", lambda row: "below 1 s" if row.seconds < 1 else "1 s and more"),
-    Factor("the row leaves open", lambda row: "nothing" if not row.blanks else "something"),
-)
-SIZES = ((1, "1"), (8, "2 to 8"), (64, "9 to 64"), (512, "65 to 512"), (10**9, "more than 512"))
-MODEL_RANKS = ("tensor ranks", "pipeline stages", "context ranks")
-
-
-@cache
-def with_factor(factor: Factor) -> list[Interval]:
-    """Every step with an interval whose width follows a factor: its scale learnt of other sources too.
-
-    The scale of a group is the median absolute error of its rows, each source alike, over that of all, drawn towards 1
-    as if three further sources had the error of all.
-    """
-
-    def method(others: Sequence[ErrorRow]) -> Callable[[ErrorRow], Bounds]:
-        scales = _scales(others, factor)
-        scaled = [Scaled(each.name, each.source, each.error / scales[factor.group(each)]) for each in others]
-        low, high = conformal(scaled)
-
-        def of(row: ErrorRow) -> Bounds:
-            scale = scales.get(factor.group(row), 1.0)
-            return low * scale, high * scale
-
-        return of
-
-    return sources_left_out(step_rows(), method)
-
-
-@dataclass(frozen=True)
-class Scaled:
-    """A row with its error in units of its group's scale."""
-
-    name: str
-    source: str
-    error: float
-
-
-def _scales(rows: Sequence[ErrorRow], factor: Factor) -> dict[str, float]:
-    whole = _middle(rows)
-    split: dict[str, list[ErrorRow]] = defaultdict(list)
-    for each in rows:
-        split[factor.group(each)].append(each)
-    found = {}
-    for name, some in split.items():
-        sources = len({each.source for each in some})
-        found[name] = (_middle(some) / whole) ** (sources / (sources + 3))
-    return found
-
-
-def _middle(rows: Sequence[Row]) -> float:
-    points = [(abs(value), weight) for value, weight in weighted(rows)]
-    return quantile(points, sum(weight for _, weight in points) / 2)
+def scale(peaks: Spread) -> float:
+    """Of Student's t that has `SHARE` of its errors within a reach."""
+    return peaks.reach / student_quantile((1 + SHARE) / 2, DEGREES)
 
 
 def text() -> str:
@@ -227,19 +221,30 @@ def _lines() -> Iterator[str]:
     yield f"share = {SHARE}\nwidening = {widening():.4g}  # of what is unlike all published runs\n"
     for basis in BASES:
         rows = step_rows(basis)
-        low, high = conformal(rows)
-        yield f"\n[step.{basis}]\nlow = {exp(low):.4g}\nhigh = {exp(high):.4g}\n{_counts(rows)}"
+        yield f"\n[step.{basis}]\n{_counts(rows)}classes = [\n"
+        for of in _step_classes():
+            low, high = step_spread(rows, of, basis).bounds
+            yield (
+                f"  {{ devices = {DEVICES[of.devices]}, short = {_yes(of.one)}, experts = {_yes(of.other)}, "
+                f"low = {exp(low):.4g}, high = {exp(high):.4g} }},\n"
+            )
+        yield "]\n"
     rows = step_rows()
-    yield f"\n[steps_seen]\ndevices = {_listed({each.device for each in rows})}\n{_seen(rows)}"
+    yield f"\n[steps_seen]\ndevices = {_listed({row.device for row in rows})}\n{_seen(rows)}"
     pairs = pairs_of_one_device()
     yield f"\n[one_device]\nratio = {exp(apart(pairs)):.4g}\n{_counts(pairs)}"
     yield f"\n[two_devices]\nratio = {exp(pairs_of_two_devices()):.4g}\n{_counts(rows)}"
     memory = measured_memory()
-    for kind, found in sorted(student(memory, kind_of_peak).items(), reverse=True):
-        some = [each for each in memory if kind_of_peak(each) == kind]
-        yield f"\n[{kind}]\nshift = {found.shift:.4g}\nspread = {found.spread:.4g}\ndegrees = {found.degrees}\n"
-        yield _counts(some)
     yield f"\n[memory_seen]\n{_seen(memory)}"
+    for adapters, place in product((False, True), range(len(DEVICES))):
+        found = peak_spread(memory, Class(place, adapters))
+        yield f"\n[[memory]]\ndevices = {DEVICES[place]}\nadapters = {_yes(adapters)}\nshift = {found.middle:.4g}\n"
+        yield f"spread = {scale(found):.4g}\ndegrees = {DEGREES}\n"
+        yield _counts([row for row in memory if class_of_peak(row).one == adapters])
+
+
+def _yes(value: bool) -> str:
+    return "true" if value else "false"
 
 
 def _counts(rows: Sequence[Row]) -> str:
@@ -248,7 +253,11 @@ def _counts(rows: Sequence[Row]) -> str:
 
 def _seen(rows: Sequence[ErrorRow] | Sequence[MemoryRow]) -> str:
     most, longest = max(each.devices for each in rows), max(each.seq_len for each in rows)
-    kinds = _listed({kind for each in rows for kind in each.kinds})
+    sources: dict[str, set[str]] = defaultdict(set)
+    for row in rows:
+        for kind in row.kinds:
+            sources[kind].add(row.source)
+    kinds = _listed({kind for kind, names in sources.items() if len(names) > 1})  # one source says little of the next
     return f"kinds = {kinds}\nmost_devices = {most}\nlongest = {longest}\n"
 
 

@@ -1,14 +1,10 @@
-"""Intervals for a source that was never seen, from the errors of others; each source weighs as any other.
+"""Intervals for a source that was never seen, from the errors of others.
 
 Rows of one source share a program, a cluster and what was assumed of both: they are not independent, and a hundred of
-them say less than ten sources do.
-
-- Of many sources (steps): quantiles by hierarchical conformal prediction (Lee, Barber and Willett 2023, arXiv
-  2306.06342; Dunn, Wasserman and Ramdas 2022, arXiv 1809.07441). A row weighs one over the rows of its source; the
-  source to come has a weight too, and lies beyond all others. Nothing is assumed of the shape of errors, only that the
-  next source is drawn as those before it were.
-- Of few sources (memory: a tenth of their number is less than one): Student's t, with a variance between sources and
-  one inside of them, adapters and other runs each around a middle of their own.
+them say less than ten sources do. A row weighs one over the root of the rows of its source, less where the run that is
+asked for is unlike it (`Like`), and a further source, which lies beyond all others, has a weight too: weighted
+conformal prediction (Tibshirani et al. 2019, arXiv 1904.06019) on sources (Lee, Barber and Willett 2023, arXiv
+2306.06342). Nothing is assumed of the shape of errors, only that the next source is drawn as those before it were.
 """
 
 from __future__ import annotations
@@ -17,10 +13,9 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import inf, sqrt
-from statistics import mean, median, variance
+from statistics import mean, median
 from typing import Any, Protocol
 
-from trainledger.forecast.predict.interval import student_quantile
 from trainledger.spec.device import SHARE
 
 
@@ -58,56 +53,33 @@ def weighted(rows: Sequence[Row]) -> list[tuple[float, float]]:
     return [(each.error, 1 / counts[each.source]) for each in rows]
 
 
-def conformal(rows: Sequence[Row]) -> Bounds:
-    """Between which errors `SHARE` of the rows of a new source are expected, as many below as above."""
-    points = weighted(rows)
-    level = (1 + SHARE) / 2 * (len({each.source for each in rows}) + 1)
-    return -quantile([(-value, weight) for value, weight in points], level), quantile(points, level)
+Like = Callable[[Any], float]  # how much a row says of the run that is asked for, from 0 to 1
 
 
 @dataclass(frozen=True)
-class Student:
-    """Student's t of the error of a row of a new source."""
+class Spread:
+    """Errors lie around ``middle``, `SHARE` of them at most ``reach`` away."""
 
-    shift: float
-    spread: float
-    degrees: int
+    middle: float
+    reach: float
 
     @property
     def bounds(self) -> Bounds:
-        reach = self.spread * student_quantile((1 + SHARE) / 2, self.degrees)
-        return self.shift - reach, self.shift + reach
+        return self.middle - self.reach, self.middle + self.reach
 
 
-def student(rows: Sequence[Any], kind: Callable[[Any], str] = lambda row: "") -> dict[str, Student]:
-    """Of each kind of rows the mean of its sources, and what a row of another source may differ from it by.
+def spread(rows: Sequence[Row], like: Like = lambda row: 1.0, *, further: float = 1.0, centred: bool = False) -> Spread:
+    """How errors of a new source lie; ``further`` is the weight of that source, which lies beyond all others.
 
-    The variance of the sources' means around those of their kinds, less what rows alone make of it, is that between
-    sources, and all kinds share it; that inside of sources is each kind's own (the mean of theirs). The square of the
-    spread is their sum, with the error of the kind's mean; its degrees of freedom are Satterthwaite's (1946, Biometrics
-    Bulletin 2).
+    The middle is the weighted median, or 0 where they are ``centred``: taken to lie around the prediction. Where all
+    rows weigh less than `SHARE` of the whole, the reach is that of the farthest.
     """
-    split: dict[tuple[str, str], list[float]] = defaultdict(list)
-    for each in rows:
-        split[kind(each), each.source].append(each.error)
-    kinds = sorted({name for name, _ in split})
-    inside = {
-        each: mean(variance(some) for (name, _), some in split.items() if name == each and len(some) > 1)
-        for each in kinds
-    }
-    means = {key: mean(some) for key, some in split.items()}
-    shifts = {each: mean(value for (name, _), value in means.items() if name == each) for each in kinds}
-    free = len(means) - len(kinds)
-    apart = sum((value - shifts[name]) ** 2 for (name, _), value in means.items()) / free
-    between = max(0.0, apart - mean(inside[name] / len(some) for (name, _), some in split.items()))
-    found = {}
-    for each in kinds:
-        sources = [some for (name, _), some in split.items() if name == each]
-        of_source, of_row = between * (1 + 1 / len(sources)), inside[each]
-        rows_free = sum(len(some) - 1 for some in sources)
-        degrees = (of_source + of_row) ** 2 / (of_source**2 / free + of_row**2 / rows_free)
-        found[each] = Student(shifts[each], sqrt(of_source + of_row), max(1, round(degrees)))
-    return found
+    counts = Counter(row.source for row in rows)
+    weights = [like(row) / sqrt(counts[row.source]) for row in rows]
+    errors, whole = [row.error for row in rows], sum(weights)
+    middle = 0.0 if centred else quantile(list(zip(errors, weights, strict=True)), whole / 2)
+    off = [abs(error - middle) for error in errors]
+    return Spread(middle, min(max(off), quantile(list(zip(off, weights, strict=True)), SHARE * (whole + further))))
 
 
 @dataclass(frozen=True)

@@ -77,3 +77,15 @@ TIME: dict[str, TimeSource] = {name: _read(TimeSource, table) for name, table in
 def reason_left_out(kind: str, source: str) -> str:
     """Why a row of a source is left out."""
     return next((why for part, why in LEFT_OUT[kind].items() if part in source), "not predicted")
+
+
+@dataclass(frozen=True)
+class LaterSource:
+    """A set of the facts of November 2026, and everything that is assumed of its rows."""
+
+    name: str
+    title: str
+    assumed: tuple[str, ...]
+
+
+LATER: dict[str, LaterSource] = {name: _read(LaterSource, table) for name, table in _FILE["later"].items()}

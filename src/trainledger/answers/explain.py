@@ -295,7 +295,10 @@ def time_document(
             roofline(rows),
             section("", _DENSE if any(row.kind == "attention" for row in rows) else None),
             *details("causes", *(_terms(part, "seconds") for part in parts[:1])),
-            *details("the interval", notes(map(sentence, of_steps(run, errors))) if errors is not None else None),
+            *details(
+                "the interval",
+                notes(map(sentence, of_steps(run, errors, float(parts[0].total)))) if errors is not None else None,
+            ),
             *details("the longest operations", *(_terms(part, "seconds") for part in shown), others),
         ),
         data=lambda: {

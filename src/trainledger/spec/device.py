@@ -136,8 +136,22 @@ SHARE = 0.8  # of the runs lie in an interval
 
 
 @frozen(kw_only=True)
+class StepClass:
+    """Measured over predicted seconds of steps on at most so many devices: `SHARE` lie between ``low`` and ``high``.
+
+    ``short`` steps are predicted below a second; ``experts`` says whether the models have them.
+    """
+
+    devices: int
+    short: bool
+    experts: bool
+    low: float
+    high: float
+
+
+@frozen(kw_only=True)
 class StepErrors:
-    """Measured over predicted seconds of a step: `SHARE` of the published steps lie between ``low`` and ``high``.
+    """How far predicted steps are off, for each class of steps, the ones on fewer devices first.
 
     ``basis`` says what is known of the device: ``own`` = steps on such devices are published and its constants fitted
     on them, ``other`` = its constants are those of another device or of single kernels, ``bound`` = its data sheet
@@ -145,10 +159,9 @@ class StepErrors:
     """
 
     basis: str
-    low: float
-    high: float
     rows: int
     sources: int
+    classes: tuple[StepClass, ...]
 
 
 @frozen(kw_only=True)
@@ -165,11 +178,14 @@ class PairErrors:
 
 @frozen(kw_only=True)
 class MemoryErrors:
-    """Of the logarithm of measured over predicted peak memory: Student's t with ``degrees`` of freedom.
+    """Of the logarithm of measured over predicted peaks on at most so many devices: Student's t.
 
-    ``shift`` is its middle, ``spread`` its scale: what sources differ by and what the rows of a source do.
+    ``shift`` is its middle, ``spread`` its scale; ``adapters`` says whether the peaks are those of adapters on frozen
+    weights, of which ``rows`` of so many ``sources`` are known.
     """
 
+    devices: int
+    adapters: bool
     shift: float
     spread: float
     degrees: int
@@ -190,16 +206,15 @@ class Seen:
 class ErrorModel:
     """The errors that are expected of a run on a device; ``widening`` of those that are unlike all published ones.
 
-    ``one_device`` are pairs of runs on the same device, ``two_devices`` on different ones; ``adapters`` is of the
-    memory of runs with adapters on frozen weights, ``memory`` of all others.
+    ``one_device`` are pairs of runs on the same device, ``two_devices`` on different ones; ``memory`` has classes of
+    runs, those on fewer devices first.
     """
 
     step: StepErrors
     steps_seen: Seen
     one_device: PairErrors
     two_devices: PairErrors
-    memory: MemoryErrors
-    adapters: MemoryErrors
+    memory: tuple[MemoryErrors, ...]
     memory_seen: Seen
     widening: float
 

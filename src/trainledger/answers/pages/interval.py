@@ -15,6 +15,7 @@ from trainledger.forecast.predict.interval import (
     Interval,
     middle_of_memory,
     peaks_like,
+    steps_like,
     unlike,
 )
 from trainledger.forecast.predict.interval import of_memory as of_peak
@@ -26,6 +27,7 @@ from trainledger.spec.units import counted, format_nbytes
 _SHARE, _SURE = (f"{each:.0%}".replace("%", " %") for each in (SHARE, SURE))
 _UNITS = f" %{ascii_letters}"
 _DIGITS = 3  # of an end: more would be noise
+_ABOVE = 1.1  # measured over predicted, from which on a middle is explained
 _TIMED_BY = {
     "own": "",
     "other": " by the constants of another device (no step on this one is published)",
@@ -108,21 +110,22 @@ def rests_on(run: Run, machine: Machine | None) -> Iterator[str]:
         f"{_SHARE}: intervals hold four of five published runs, each predicted without its source "
         f"({_steps(errors.step)}; {_peaks(peaks_like(run, errors))}); trainledger explain says more"
     )
-    if of_peak(run, errors).low > 1:
+    if middle_of_memory(run, errors) > _ABOVE:
         yield (
-            f"the interval of the memory is above its prediction: half of the published peaks "
+            f"the interval of the memory is mostly above its prediction: half of the published peaks "
             f"{'with adapters ' if run.recipe.lora else ''}are at least {middle_of_memory(run, errors):.3g} times "
             "the predicted ones"
         )
     yield from _wider(run, errors)
 
 
-def of_steps(run: Run, errors: ErrorModel) -> Iterator[str]:
-    """What the interval of a step rests on."""
-    step, by = errors.step, _TIMED_BY[errors.step.basis]
+def of_steps(run: Run, errors: ErrorModel, seconds: float) -> Iterator[str]:
+    """What the interval of a step of so many predicted seconds rests on."""
+    steps, by = steps_like(run, errors, seconds), _TIMED_BY[errors.step.basis]
     yield (
-        f"the interval of a step: {_SHARE} of {_steps(step)} took {step.low:.3g} to {step.high:.3g} times the "
-        f"predicted time{by}, each predicted without its source, with equal weight for each source"
+        f"the interval of a step: {_SHARE} of {_steps(errors.step)} took {steps.low:.3g} to {steps.high:.3g} times "
+        f"the predicted time{by}, each predicted without its source; steps on about as many devices, about as long, "
+        "with experts or without as here, weigh more"
     )
     yield from _wider(run, errors)
 
@@ -131,7 +134,7 @@ def of_memory(run: Run, errors: ErrorModel) -> Iterator[str]:
     """What the interval of the memory rests on."""
     interval = of_peak(run, errors)
     yield (
-        f"the interval of the memory: by Student's t over {_peaks(peaks_like(run, errors))}, {_SHARE} of the peaks of "
+        f"the interval of the memory: over {_peaks(peaks_like(run, errors))}, {_SHARE} of the peaks of "
         f"another source are {interval.low:.3g} to {interval.high:.3g} times the predicted ones"
     )
     yield from _wider(run, errors)

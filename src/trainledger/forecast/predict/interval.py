@@ -8,7 +8,7 @@ from math import atan, cos, exp, log, pi, sin, sqrt
 from typing import Any
 
 from trainledger.forecast.predict.device_memory import DeviceMemory
-from trainledger.spec.device import SHARE, Device, ErrorModel, MemoryErrors, PairErrors, Seen
+from trainledger.spec.device import SHARE, Device, ErrorModel, MemoryErrors, PairErrors, Seen, StepClass
 from trainledger.spec.frozen import frozen
 from trainledger.spec.run import Run
 
@@ -65,10 +65,22 @@ def widening(run: Run, seen: Seen, errors: ErrorModel) -> float:
     return errors.widening if unlike(run, seen) else 1.0
 
 
-def of_step(run: Run, errors: ErrorModel) -> Interval:
-    """What the measured seconds of a step may be, in units of those predicted."""
+SHORT = 1.0  # seconds below which a step counts as short
+DEVICES = (1, 8, 64, 512, 10**9)  # the most of each class of runs
+
+
+def steps_like(run: Run, errors: ErrorModel, seconds: float) -> StepClass:
+    """The class of published steps that a run's step of so many predicted seconds belongs to."""
+    of = seconds < SHORT, run.model.experts is not None
+    alike = (steps for steps in errors.step.classes if (steps.short, steps.experts) == of)
+    return next(steps for steps in alike if run.layout.devices <= steps.devices)
+
+
+def of_step(run: Run, errors: ErrorModel, seconds: float) -> Interval:
+    """What the measured seconds of a step may be, in units of the ``seconds`` predicted."""
     wider = widening(run, errors.steps_seen, errors)
-    low, high = log(errors.step.low), log(errors.step.high)
+    steps = steps_like(run, errors, seconds)
+    low, high = log(steps.low), log(steps.high)
     middle = (low + high) / 2
     return Interval(exp(middle + (low - middle) * wider), exp(middle + (high - middle) * wider))
 
@@ -85,7 +97,9 @@ def middle_of_memory(run: Run, errors: ErrorModel) -> float:
 
 def peaks_like(run: Run, errors: ErrorModel) -> MemoryErrors:
     """The errors of the published peaks that are of a run's kind."""
-    return errors.memory if run.recipe.lora is None else errors.adapters
+    adapters = run.recipe.lora is not None
+    alike = (peaks for peaks in errors.memory if peaks.adapters == adapters)
+    return next(peaks for peaks in alike if run.layout.devices <= peaks.devices)
 
 
 def chance_of_fitting(run: Run, errors: ErrorModel, needed: float, usable: float) -> float:
@@ -145,9 +159,11 @@ def of_forecast(
 
     ``fastest`` is the share of a step's seconds below which no device takes it (its data sheet).
     """
-    step = of_step(run, errors)
-    step = Interval(max(step.low, fastest), max(step.high, fastest))
-    intervals = {name: scaled(step, facts[name]) for name in OF_STEPS if facts.get(name)}
+    intervals = {}
+    if facts.get("step_seconds"):
+        step = of_step(run, errors, facts["step_seconds"])
+        step = Interval(max(step.low, fastest), max(step.high, fastest))
+        intervals = {name: scaled(step, facts[name]) for name in OF_STEPS if facts.get(name)}
     if memory.tensors_alone:
         return {"intervals": intervals}
     needed = float(memory.nbytes)

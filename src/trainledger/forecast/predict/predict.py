@@ -109,7 +109,7 @@ def forecast(account: RunAccount, machine: Machine | None) -> Forecast:
         facts["bottleneck"] = limit
     if isinstance(machine, Device) and machine.errors is not None:
         fastest = _fastest(account, machine, facts)
-        if fastest > of_step(run, machine.errors).low:
+        if step.seconds and fastest > of_step(run, machine.errors, step.seconds).low:
             notes.append(AT_THE_PEAK)
         facts |= of_forecast(run, facts, memory, machine.errors, fastest)
     made = Forecast(**facts, basis=basis, notes=tuple(notes))

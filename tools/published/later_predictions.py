@@ -1,0 +1,144 @@
+"""Predict the facts of November 2026 without what their sources have taught; write ``later_predicted.csv``.
+
+``python tools/published/later_predictions.py`` takes two minutes. No constant was fitted on these rows. Of Megatron
+Bridge's pages others were: on B200 and GB200 its rows are predicted by constants without those, which ``... refit``
+(ten minutes) writes into ``without_bridge.toml``.
+"""
+
+from __future__ import annotations
+
+import csv
+import sys
+import tomllib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, fields, replace
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+from later_runs import ALLOCATED, STEP, LaterRun, later_runs
+from throughput_case import CALIBRATED
+
+from trainledger import catalog
+from trainledger.forecast.predict.device_memory import device_memory
+from trainledger.forecast.predict.parallel_step import layout_time
+from trainledger.ledger.memory.timeline import peak_nbytes
+from trainledger.ledger.ranks import RankAccount, accounts
+from trainledger.spec.device import Efficiency
+
+PREDICTED = Path(__file__).parent / "later_predicted.csv"
+WITHOUT_BRIDGE = Path(__file__).parent / "without_bridge.toml"
+OVERHEADS = catalog.overheads()
+_BLACKWELL = CALIBRATED["blackwell"]
+_COLUMNS = ("id", "figure", "measured", "predicted", "device", "usable")
+
+
+@dataclass(frozen=True)
+class LaterPrediction:
+    """A row's figure, measured and predicted, with the bytes that its heaviest rank needs and those it can use."""
+
+    case: LaterRun
+    predicted: float
+    device_nbytes: int
+    usable_nbytes: int
+
+    @property
+    def error(self) -> float:
+        """Predicted over measured, less one."""
+        return self.predicted / self.case.measured - 1
+
+    @property
+    def calibration(self) -> str:
+        """The type of its device; itself where no constants were fitted on it."""
+        device = self.case.device.name
+        return next((name for name, devices in CALIBRATED.items() if device in devices), device)
+
+    @property
+    def basis(self) -> str:
+        """How the device is known (`spec.device.StepErrors`)."""
+        known = self.case.device.efficiency is not None
+        return "own" if self.calibration in CALIBRATED else "other" if known else "bound"
+
+
+def predictions(chosen: Callable[[LaterRun], bool] = lambda case: True) -> Iterator[LaterPrediction]:
+    """Every row that is chosen, predicted today; rows of one run share its account."""
+    known: dict[object, tuple[RankAccount, ...]] = {}
+    for case in filter(chosen, later_runs()[0]):
+        if case.run not in known:
+            known[case.run] = tuple(accounts(case.run, backend="cuda"))
+        ranks = known[case.run]
+        memories = [
+            device_memory(
+                int(peak_nbytes(rank.ledger)), case.device, OVERHEADS, groups=case.run.layout.communicators,
+                recipe=case.run.recipe, reserved=rank.ledger.reserved,
+            )
+            for rank in ranks
+        ]  # fmt: skip
+        if case.figure == STEP:
+            device = replace(case.device, efficiency=efficiency_of(case))
+            seconds = layout_time(ranks, catalog.placed(device, case.run.cluster)).seconds
+            assert seconds is not None, case.name
+            figure = float(seconds)
+        else:
+            allocated = case.figure == ALLOCATED
+            figure = max(float(each.allocated_nbytes if allocated else each.reserved_nbytes) for each in memories)
+        usable = memories[0].usable_nbytes
+        assert usable is not None, case.name
+        yield LaterPrediction(case, figure, max(int(each.nbytes) for each in memories), usable)
+
+
+def efficiency_of(case: LaterRun) -> Efficiency | None:
+    """The constants of a row's device, on which no row of the same pages was fitted."""
+    bridge = case.name.startswith("MB") and case.device.name in _BLACKWELL
+    return without_bridge() if bridge else case.device.efficiency
+
+
+@cache
+def without_bridge() -> Efficiency:
+    """Blackwell's constants without Megatron Bridge's pages."""
+    return Efficiency(**tomllib.loads(WITHOUT_BRIDGE.read_text(encoding="utf-8")))
+
+
+def refit() -> None:
+    """Fit Blackwell's constants again, without Megatron Bridge's pages."""
+    from fit_devices import PRIORS, refitted, rounded
+    from throughput_columns import Columns, around
+    from throughput_fit import Fitted, prior_of
+    from throughput_times import cases
+
+    some = tuple(case for case in cases() if case.calibration == "blackwell")
+    known = catalog.efficiency(_BLACKWELL[0])
+    assert known is not None
+    rows = np.array([float(case.fitted and "Bridge" not in case.source.title) for case in some])
+    found = rounded(refitted(Fitted(known, around(Columns(some), known)), prior_of(PRIORS["blackwell"]), rows))
+    with open(WITHOUT_BRIDGE, "w", encoding="utf-8") as file:
+        file.write("# Written by python tools/published/later_predictions.py refit.\n")
+        file.writelines(f"{field.name} = {getattr(found, field.name)!r}\n".replace("'", '"') for field in fields(found))
+
+
+@cache
+def stored() -> tuple[LaterPrediction, ...]:
+    """Every row with its stored prediction."""
+    with open(PREDICTED, newline="", encoding="utf-8") as file:
+        rows = {row["id"]: row for row in csv.DictReader(file)}
+    return tuple(
+        LaterPrediction(
+            case, float(rows[case.name]["predicted"]), int(rows[case.name]["device"]), int(rows[case.name]["usable"])
+        )
+        for case in later_runs()[0]
+    )
+
+
+def write() -> None:
+    with open(PREDICTED, "w", newline="", encoding="utf-8") as file:
+        table = csv.writer(file, lineterminator="\n")
+        table.writerow(_COLUMNS)
+        for each in predictions():
+            measured, predicted = f"{each.case.measured:.7g}", f"{each.predicted:.7g}"
+            table.writerow(
+                (each.case.name, each.case.figure, measured, predicted, each.device_nbytes, each.usable_nbytes)
+            )
+
+
+if __name__ == "__main__":
+    refit() if sys.argv[1:] == ["refit"] else write()
