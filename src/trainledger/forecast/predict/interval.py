@@ -65,6 +65,7 @@ def widening(run: Run, seen: Seen, errors: ErrorModel) -> float:
     return errors.widening if unlike(run, seen) else 1.0
 
 
+# Steps below a second wait for what longer ones hide: launches, the program between steps, latencies of collectives.
 SHORT = 1.0  # seconds below which a step counts as short
 DEVICES = (1, 8, 64, 512, 10**9)  # the most of each class of runs
 
