@@ -160,7 +160,7 @@ CEILINGS: dict[str, tuple[int, int, int]] = {
     "web": (27, 3880, 479),
 }
 # Of the whole: files, lines, ``fmt: skip``, short files with a single importer in their folder.
-MOST_FILES, MOST_LINES, MOST_SKIPS, MOST_LONE = 446, 96909, 152, 2
+MOST_FILES, MOST_LINES, MOST_SKIPS, MOST_LONE = 446, 96910, 152, 2
 
 
 @pytest.mark.parametrize("room", CEILINGS)
