@@ -14,6 +14,7 @@ import trainledger as tl
 from trainledger.spec.problem import InvalidInput
 from trainledger.web import answers
 from trainledger.web.calculators import CALCULATORS
+from trainledger.web.typography import typeset
 
 EACH = sorted(CALCULATORS)
 
@@ -80,7 +81,7 @@ def test_nothing_heavy_is_imported() -> None:
 
 SEEDS = [(name, seed) for name, kinds in answers.kinds_of_exercises().items() for seed in range(3 * len(kinds))]
 # Of a number in the unit of an exercise, that of the card; other units are names of what is counted.
-SCALES = {"GB": 1e9, "MB": 1e6, "GFLOP": 1e9, "µs": 1e-6, "%": 0.01}
+SCALES = {"GB": 1e9, "MB": 1e6, "GFLOP": 1e9, "s": 1, "µs": 1e-6, "%": 0.01}
 # Numbers that a formula may have beside those of the question: rules, and units.
 RULES = {"0", "0.5", "1", "2", "3", "4", "6", "8", "12", "100", "1000", "3600", "86400", "1e6", "1e9"}
 
@@ -104,17 +105,17 @@ def test_a_miss_is_given_a_hint_and_the_next_the_derivation(name: str, seed: int
     for mistake in exercise.mistakes:
         if isclose(mistake, exercise.answer, rel_tol=exercise.tolerance):
             continue  # here nothing is left out
-        assert exercise.mistakes[mistake] in answers.check(name, seed, str(mistake), 0)["said"]
+        assert typeset(exercise.mistakes[mistake]) in answers.check(name, seed, str(mistake), 0)["said"]
     wrong = str(3 * exercise.answer)
     first, second = (answers.check(name, seed, wrong, misses) for misses in (0, 1))
     assert not first["right"] | first["over"]
-    assert first["said"].endswith(f"Hint: {exercise.hint}")
-    assert exercise.derivation not in first["said"]
+    assert first["said"].endswith(typeset(f"Hint: {exercise.hint}"))
+    assert typeset(exercise.derivation) not in first["said"]
     assert second["over"]
-    assert second["said"].endswith(f"The answer: {exercise.shown_answer}")
+    assert second["said"].endswith(typeset(f"The answer: {exercise.shown_answer}"))
     right = answers.check(name, seed, f"{exercise.answer} {exercise.unit}", 1)
     assert right["right"]
-    assert exercise.derivation in right["said"]
+    assert typeset(exercise.derivation) in right["said"]
     with pytest.raises(InvalidInput, match="guess = 'soon': is no number"):
         answers.check(name, seed, "soon", 0)
 
