@@ -92,6 +92,25 @@ def test_a_figure_with_chosen_sliders_stands_in_a_page_of_others(base: str, brow
         context.close()
 
 
+def test_a_frame_that_names_no_field_has_the_first_two_sliders(fresh) -> None:
+    for embed in ("1", "nonsense"):
+        page = fresh(f"?calculator=memory&embed={embed}").page
+        shown = page.locator("[data-chosen]")
+        assert [each.get_attribute("data-field") for each in shown.all()] == ["recipe.micro_batch", "recipe.seq_len"]
+        assert shown.first.is_visible()
+
+
+def test_what_to_change_is_seen_whole_on_a_screen(fresh) -> None:
+    page = fresh("?calculator=memory").page
+    right = page.locator(".remedies").bounding_box()
+    lines = page.locator(".remedies li:not(.gone)").all()
+    assert len(lines) == 6
+    for line in lines:
+        box = line.bounding_box()
+        assert box["x"] + box["width"] <= right["x"] + right["width"] + 4
+        assert box["y"] + box["height"] <= right["y"] + right["height"]
+
+
 def served_at(port: int) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "trainledger", "serve", "--port", str(port), "--json"]
     return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)

@@ -1,6 +1,8 @@
 """Editing a question: undo, one entry of the history for a drag, problems at their fields, copies, and what follows."""
 
 import json
+import re
+from html import unescape
 
 import pytest
 from seen import said_by
@@ -107,7 +109,7 @@ def test_the_menu_copies_what_the_answer_is_elsewhere(fresh) -> None:
             page.page.keyboard.press("ArrowDown")
         page.page.keyboard.press("Enter")
         page.page.wait_for_function(_HEARD, arg=f"{title} copied")
-        return str(page.page.evaluate("navigator.clipboard.readText()"))
+        return "" if "PNG" in title else str(page.page.evaluate("navigator.clipboard.readText()"))
 
     found = page.api()
     assert copied("Command line") == found["paste"]["command"]
@@ -115,6 +117,20 @@ def test_the_menu_copies_what_the_answer_is_elsewhere(fresh) -> None:
     assert copied("Run file") == found["paste"]["run_file"]
     assert copied("Link") == page.base + page.query
     assert json.loads(copied("JSON"))["headlines"] == found["headlines"]
+    figure = copied("Figure as SVG")
+    assert figure.startswith("<svg")
+    assert "Memory of a device at the peak" in figure
+    corner = re.findall(r'text-anchor="end" font-size="10"[^>]*>([^<]*)', figure)
+    assert unescape("".join(corner)) == page.base + page.query
+    copied("Figure as PNG")
+    size = """async () => {
+        const [item] = await navigator.clipboard.read();
+        const image = await createImageBitmap(await item.getType("image/png"));
+        return [image.width, image.height];
+    }"""
+    width, height = page.page.evaluate(size)
+    assert width == 2 * float(re.search(r' width="([\d.]+)"', figure)[1])
+    assert 200 < height < width
 
 
 def test_the_menu_closes_with_escape_and_gives_the_focus_back(fresh) -> None:

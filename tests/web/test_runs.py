@@ -57,3 +57,8 @@ def test_a_name_is_looked_up_in_the_listing_and_never_a_path(tmp_path: Path, nam
 def test_no_runs_is_an_answer(tmp_path: Path) -> None:
     seen = answers.view("runs", {}, calculators={"runs": runs_in(tmp_path / "none")})
     assert seen["verdict"] == "No runs in none."
+
+
+def test_runs_have_no_exercises(tmp_path: Path) -> None:
+    with pytest.raises(InvalidInput, match="has no exercises; nearest that works: time"):
+        answers.check("runs", 3, "1", 0, calculators={"runs": runs_in(tmp_path)})

@@ -4,11 +4,13 @@ import contextlib
 import gzip
 import http.client
 import json
+import re
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Iterator
+from html import unescape
 from pathlib import Path
 from urllib.parse import quote, urlencode
 
@@ -131,7 +133,6 @@ def test_a_guess_is_checked_and_an_exercise_given(port: int) -> None:
     assert ask(port, "/check/time?seed=3&guess=1e20&misses=0").data == answers.check("time", 3, "1e20", 0)
     assert ask(port, "/check/time?seed=3&misses=0").sentence == "guess: must be given, in at most 300 characters"
     assert ask(port, f"/check/time?seed=3&misses=0&guess={'9' * 301}").sentence.endswith("in at most 300 characters")
-    assert ask(port, "/check/breaks?seed=3&misses=0&guess=1").sentence.startswith("calculator = 'breaks': has no exer")
     assert ask(port, f"/view/layouts?run={'a' * 301}").sentence.endswith("must have at most 300 characters")
     assert ask(port, "/view/time?solve=").sentence.startswith("solve = '': must be one of days, count, tokens")
     assert ask(port, "/exercise/time?seed=x").sentence == "seed = 'x': must be a whole number of 0 to 2,147,483,647"
@@ -148,6 +149,19 @@ def test_wrong_queries_get_the_sentences_of_the_command_line(port: int) -> None:
     assert ask(port, "/view/time?days=1&days=2").sentence == "days: is given more than once"
     assert ask(port, "/view/time?" + "&".join(f"a{at}=1" for at in range(300))).status == 422
     assert ask(port, f"/view/time?days={'9' * 301}").sentence.endswith("at most 300 characters")
+
+
+def test_a_link_to_a_calculator_has_its_title_and_question_for_who_shows_links(port: int) -> None:
+    heads = {}
+    for name, calculator in CALCULATORS.items():
+        body = ask(port, f"/?calculator={name}&run=gpt2").body.decode()
+        titles = re.findall(r'<title>([^<]*)|property="og:title" content="([^"]*)', body)
+        assert [unescape(a or b) for a, b in titles] == 2 * [f"{calculator.title} · trainledger"]
+        heads[name] = re.findall(r'(?:name="|og:)description" content="([^"]*)', body)
+        assert [unescape(each) for each in heads[name]] == 2 * [calculator.question]
+    assert len({*map(tuple, heads.values())}) == len(CALCULATORS)
+    assert ask(port, "/?calculator=none").body == ask(port, "/").body
+    assert b"Will it fit" in ask(port, "/").body
 
 
 def test_what_is_not_there_is_named_with_the_nearest(port: int) -> None:

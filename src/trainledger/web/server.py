@@ -6,6 +6,7 @@ import asyncio
 import gc
 import hashlib
 import json
+import re
 import sys
 import time
 import traceback
@@ -13,6 +14,7 @@ from collections.abc import Awaitable, Callable, Hashable, Mapping
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
+from html import escape
 from importlib.resources import files
 from typing import Any
 
@@ -51,6 +53,14 @@ def page_files() -> dict[str, bytes]:
     return {each.name: each.read_bytes() for each in found if each.is_file()}
 
 
+def headed(html: bytes, calculator: Calculator) -> bytes:
+    """The page with the title and the question of a calculator, for who is sent a link to it."""
+    title, described = escape(f"{calculator.title} · trainledger"), escape(calculator.question)
+    text = re.sub(r"(<title>)[^<]*", rf"\1{title}", html.decode())
+    text = re.sub(r'(<meta property="og:title" content=")[^"]*', rf"\1{title}", text)
+    return re.sub(r'(<meta (?:name="|property="og:)description" content=")[^"]*', rf"\1{described}", text).encode()
+
+
 def make_app(calculators: Calculators = CALCULATORS, *, with_token: bool = False) -> FastAPI:
     """The application, to be served behind `guard.Guard`; ``with_token`` only says so in its description."""
     app = FastAPI(
@@ -68,6 +78,7 @@ def make_app(calculators: Calculators = CALCULATORS, *, with_token: bool = False
     page = page_files() | {
         "config.json": encoded({"worker": False, "version": __version__, "lesson": answers.lesson(calculators)})
     }
+    page |= {f"index.html of {name}": headed(page["index.html"], each) for name, each in calculators.items()}
     tags = {name: f'W/"{hashlib.sha256(content).hexdigest()[:16]}"' for name, content in page.items()}
     app.add_middleware(GZipMiddleware, minimum_size=1000, compresslevel=4)
 
@@ -75,7 +86,8 @@ def make_app(calculators: Calculators = CALCULATORS, *, with_token: bool = False
         return Response(listing, media_type=_JSON)
 
     async def index(request: Request) -> Response:  # without `name`, which the address of the page may have
-        return await static("index.html", request)
+        asked = f"index.html of {request.query_params.get('calculator')}"
+        return await static(asked if asked in page else "index.html", request)
 
     async def static(name: str, request: Request) -> Response:
         if name not in page:
@@ -83,7 +95,8 @@ def make_app(calculators: Calculators = CALCULATORS, *, with_token: bool = False
         headers = {"etag": tags[name], "cache-control": "private, no-cache"}  # asked again each time, sent once
         if request.headers.get("if-none-match") == tags[name]:
             return Response(status_code=304, headers=headers)
-        return Response(page[name], 200, headers, KINDS.get(name.rpartition(".")[2], "application/octet-stream"))
+        kind = KINDS.get(name.partition(" ")[0].rpartition(".")[2], "application/octet-stream")
+        return Response(page[name], 200, headers, kind)
 
     async def wrong(request: Request, error: Exception) -> Response:
         return _missing(request, calculators) if getattr(error, "status_code", 0) == 404 else _failed(error)

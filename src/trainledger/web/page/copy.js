@@ -1,10 +1,11 @@
 // What can be pasted elsewhere: the same question as a command line, a run file, a link, JSON, or Python.
 import { element } from "./element.js";
+import { fileOf, imageOf } from "./figure.js";
 
 const KINDS = { command: "Command line", run_file: "Run file", python: "Python" };
 
-/** The menu; `texts()` gives what the answer has for pasting, `json()` promises the answer, `say(text)` is heard. */
-export function copyMenu({ texts, json, say }) {
+/** The menu; `texts()` gives what the answer has for pasting, `drawing()` its figure, `json()` promises the answer, `say(text)` is heard. */
+export function copyMenu({ texts, drawing, json, say }) {
   const list = element("div", { class: "menu", id: "copies", role: "menu", "aria-label": "Copy as", hidden: true });
   const button = element("button", {
     type: "button", class: "button", id: "copy", "aria-haspopup": "menu", "aria-expanded": "false",
@@ -19,6 +20,7 @@ export function copyMenu({ texts, json, say }) {
       ...own.map(([name, title]) => [title, () => texts()[name]]),
       ["Link", () => location.href],
       ["JSON", async () => JSON.stringify(await json(), null, 2)],
+      ...(drawing() ? [["Figure as SVG", () => fileOf(drawing(), location.href)], ["Figure as PNG", () => imageOf(fileOf(drawing(), location.href))]] : []),
     ];
     list.replaceChildren(...kinds.map(([title, text]) => item(title, text)));
     list.hidden = false;
@@ -62,8 +64,9 @@ export function copyMenu({ texts, json, say }) {
   return box;
 }
 
-/** Puts a text on the clipboard; where the browser keeps that for secure pages, by the older way. */
+/** Puts a text or a picture on the clipboard; a text, where the browser keeps that for secure pages, by the older way. */
 export async function copied(text) {
+  if (text instanceof Blob) return navigator.clipboard.write([new ClipboardItem({ [text.type]: text })]);
   if (navigator.clipboard) return navigator.clipboard.writeText(text);
   const area = element("textarea", { class: "unseen", "aria-hidden": "true" });
   area.value = text;

@@ -223,7 +223,7 @@ const pinning = button("Pin", () => become({ pin: page.state.pin ? null : page.s
 const exerciseButton = button("Exercise", () => exercise(1 + Math.floor(Math.random() * 9999)), { id: "exercises" });
 const copying = copyMenu({
   texts: () => (page.answered && same(page.answered.state, page.state) ? page.view.paste : {}),
-  json: () => transport.answer(page.state.calculator.name, page.state.given),
+  drawing: () => page.view?.drawings[0], json: () => transport.answer(page.state.calculator.name, page.state.given),
   say: confirm,
 });
 const remedies = new Remedies(parts.remedies, {
