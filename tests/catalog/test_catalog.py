@@ -67,6 +67,8 @@ DEVICES = {
     "rtx-3090": "RTX 3090 24GB", "rtx-4090": "RTX 4090 24GB", "rtx-5090": "RTX 5090 32GB", "mi300x": "MI300X 192GB",
     "h100-sxm-96gb-500w": "H100 SXM 96GB (Meta Grand Teton)", "tpu-v3": "TPU v3 (per chip)", "tpu-v4": "TPU v4",
     "tpu-v5e": "TPU v5e", "tpu-v5p": "TPU v5p", "tpu-v6e": "TPU v6e (Trillium)",
+    "tpu-v7x": "TPU v7x (Ironwood)", "mi325x": "MI325X 256GB", "mi350x": "MI350X 288GB", "mi355x": "MI355X 288GB",
+    "h20": "H20", "rtx-pro-6000": "RTX PRO 6000 Blackwell 96GB",
 }  # fmt: skip
 
 

@@ -90,6 +90,9 @@ def _ways(row: Row, name: str) -> int:
 
 
 def _device(row: Row) -> str:
+    for chip in ("h20", "h800", "a800"):  # what a script of ms-swift says that it ran on
+        if re.search(rf"\b{chip}\b", row["notes"].lower()):
+            return {"h800": "h800-sxm", "a800": "a100-sxm-80gb"}.get(chip, chip)
     names = [name for beginning, name in _DEVICES.items() if row["device"].startswith(beginning)]
     if not names or names[-1] not in catalog.device_names():
         raise NotModelledError(f"{row['device']}: the catalog does not have it")
