@@ -26,7 +26,7 @@ class DPO:
     beta: float = setting("weight of the distance from the reference", 0.1, above=0)
     reference: str = setting(
         "device = the reference's forward is a part of each step: of a second, frozen copy of the model, or with "
-        "recipe.lora of its own weights with adapters off; precomputed = its log-probabilities come with the data",
+        "recipe.lora of its own weights with adapters off; precomputed = its log-probabilities are taken once before",
         "device",
         choices=("device", "precomputed"),
     )

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from trainledger.engine.data.mixture import Mixture, Source, held_out_batches, mixed_batch, open_mixture
+from trainledger.engine.data.pairs import Pairs, open_pairs
 from trainledger.engine.data.store import Tokens
 from trainledger.spec.run import Run
 from trainledger.spec.units import format_percent
@@ -183,15 +184,18 @@ class Loader:
 
 def open_loader(
     run: Run, device: torch.device | str, *, rank: int = 0, ranks: int = 1, progress: bool = True
-) -> Loader:
-    """The loader of a run file's data for data rank ``rank`` of ``ranks``, prepared where it is not yet.
+) -> Loader | Pairs:
+    """The loader of a run file's data for data rank ``rank`` of ``ranks``, prepared where it is not yet; of preferences
+    their `Pairs`.
 
     Raises InvalidInput for a corpus that cannot be prepared, a vocabulary larger than the model's, and a split shorter
     than a sequence.
     """
+    recipe = run.recipe
+    if recipe.objective.reference is not None:
+        return open_pairs(run, device)
     mixture = open_mixture(run.data, vocab_size=run.model.vocab_size, progress=progress)
     mixture.check_vocabulary(run.model.vocab_size)
-    recipe = run.recipe
     return Loader(
         mixture,
         seed=recipe.seed,

@@ -33,6 +33,7 @@ def preference(losses_B: Tensor, reference_B: Tensor, beta: float) -> Tensor:
 
     The margin is by how much more than under the reference the chosen answer is likelier than the rejected one.
     """
+    # -log sigmoid(x) is softplus(-x), one kernel that keeps its input alone.
     chosen_P, rejected_P = (reference_B - losses_B).view(-1, 2).unbind(1)
     return F.softplus((rejected_P - chosen_P) * beta).mean()
 

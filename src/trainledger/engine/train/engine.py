@@ -11,8 +11,10 @@ from typing import Any
 from torch.distributed.device_mesh import DeviceMesh
 
 from trainledger.engine.data.loader import open_loader
+from trainledger.engine.data.pairs import Pairs
 from trainledger.engine.nn.init import draw, initialize
 from trainledger.engine.nn.lora import adapt
+from trainledger.engine.nn.objective import reference_losses
 from trainledger.engine.nn.transformer import Transformer
 from trainledger.engine.remarks import unheard
 from trainledger.engine.train import run_directory
@@ -24,7 +26,15 @@ from trainledger.engine.train.optimizer import build_optimizer
 from trainledger.engine.train.parallel.mesh import data_rank, limit_waiting, mesh_of
 from trainledger.engine.train.parallel.model_on_rank import RanksTogether, model_on_rank, optimizer_on_rank
 from trainledger.engine.train.parallel.refusals import refuse_on_ranks
-from trainledger.engine.train.precision import LossScaler, MasterWeights, build_model, refuse, refuse_matmuls
+from trainledger.engine.train.precision import (
+    LossScaler,
+    MasterWeights,
+    add_reference,
+    autocast,
+    build_model,
+    refuse,
+    refuse_matmuls,
+)
 from trainledger.engine.train.preflight import NeedsOf, forget_refusal, preflight, refused_before
 from trainledger.engine.train.ranks import SECONDS_IN_A_COLLECTIVE, Ranks, joined, restarted
 from trainledger.engine.train.run_directory import (
@@ -72,9 +82,6 @@ def train(
 
         def refuse_untrained() -> None:
             refuse(run.recipe.precision, run.recipe)
-            if run.recipe.objective.reference is not None:
-                rule = "is accounted for and traced, but not trained yet"
-                raise InvalidInput([Problem("recipe.objective", run.recipe.objective.kind, rule, "next-token")])
             refuse_launches(run.recipe, str(ranks.device))
             refuse_workspace(run.recipe, str(ranks.device))
             refuse_matmuls(run.recipe.precision, ranks.device.type)
@@ -173,6 +180,7 @@ def _prepare(
             ranks.together(lambda: restore(state, path, say))
         elif isinstance(optimizer, MasterWeights):
             optimizer.begin()
+        _compare_with_reference(run, model, ranks, feed)
     if resume and path is None:
         say(f"{run_dir} has no valid checkpoint; the run starts at step 0.")
     if resume:
@@ -244,14 +252,37 @@ def _model(
         return model, together, initial_weights
     with ranks.device:
         model = build_model(run.model, run.recipe, adapted=False)
-    if fresh and run.recipe.initial_weights is None:
-        initialize(model, seed=seed, width_factor=run.width_factor)
-    elif fresh:
-        initial_weights = start_from(run, model, say)
+    if fresh:
+        initial_weights = _begun(run, model, say)
     with ranks.device:  # only now, so that frozen weights are stored in their format as they begin
         adapt(model, run.recipe.lora)
     draw(model, seed=derive(run.recipe.seed, "adapters"))
     return model, ALONE, initial_weights
+
+
+def _begun(run: Run, model: Transformer, say: Say) -> dict[str, str] | None:
+    """Give a model the weights that its run begins with; of read ones their file."""
+    if run.recipe.initial_weights is not None:
+        return start_from(run, model, say)
+    initialize(model, seed=derive(run.recipe.seed, "init"), width_factor=run.width_factor)
+    return None
+
+
+# A reference is the model as the run began, and no part of a checkpoint: each start makes it anew.
+def _compare_with_reference(run: Run, model: Transformer, ranks: Ranks, feed: Feed) -> None:
+    """Put the frozen reference of preferences beside a model, or have the feed take its losses once."""
+    recipe = run.recipe
+    if recipe.objective.reference is None:
+        return
+    if recipe.lora is None:
+        with ranks.device:
+            reference = add_reference(model, run)
+        _begun(run, reference, lambda sentence: None)
+    if recipe.objective.reference == "precomputed":
+        assert isinstance(feed, Pairs), "only pairs are compared with a reference once"
+        with autocast(recipe.precision, ranks.device):
+            feed.take_reference(lambda inputs, targets: reference_losses(model, inputs, targets, recipe))
+        model.reference = None
 
 
 def say_on_stderr(sentence: str) -> None:

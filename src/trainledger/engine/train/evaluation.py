@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from trainledger.engine.data.losses import DocumentLoss, TokenizedDocument
-from trainledger.engine.nn.loss import run_loss
+from trainledger.engine.nn.objective import loss_of_batch
 from trainledger.engine.nn.transformer import Transformer
 from trainledger.engine.train.observer import TrainingState
 from trainledger.engine.train.precision import autocast
@@ -128,13 +128,13 @@ def evaluate(
     try:
         with torch.no_grad(), together.around():
             for batch, counts in _in_turn(batches, parts, part):
-                inputs_BT, targets_BT = together.own(batch)
+                inputs_BT, targets_BT, *_ = own = together.own(batch)
                 loss: Tensor | None
                 if together.pipeline is not None:
                     loss = together.pipeline.evaluate(inputs_BT, targets_BT)
                 else:
                     with autocast(recipe.precision, inputs_BT.device):
-                        loss = run_loss(model, inputs_BT, targets_BT, recipe)
+                        loss = loss_of_batch(model, own, recipe)
                 if counts and loss is not None:
                     total += loss.item() * targets_BT.numel()
                     n_tokens += targets_BT.numel()

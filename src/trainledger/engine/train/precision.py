@@ -42,12 +42,10 @@ def build_model(spec: ModelSpec, recipe: Recipe, *, adapted: bool = True, sharde
     return model
 
 
-def add_reference(model: Transformer, run: Run) -> Transformer | None:
-    """Put a frozen reference beside a model whose objective needs a second one, and give it."""
-    if run.recipe.objective.reference != "device" or run.recipe.lora is not None:
-        return None
-    model.reference = build_model(run.model, run.recipe)
-    return model.reference.requires_grad_(False)
+def add_reference(model: Transformer, run: Run) -> Transformer:
+    """Put a frozen reference, not yet initialized, beside a model on torch's current default device, and give it."""
+    model.reference = build_model(run.model, run.recipe).requires_grad_(False)
+    return model.reference
 
 
 def refuse_matmuls(precision: Precision, device: str) -> None:

@@ -153,7 +153,8 @@ def rehearse_really(run: Run, device: str = "cpu") -> Ledger:
 
 def _build(run: Run) -> tuple[nn.Module, torch.optim.Optimizer]:
     model = build_model(run.model, run.recipe)
-    add_reference(model, run)
+    if run.recipe.objective.reference == "device" and run.recipe.lora is None:
+        add_reference(model, run)
     return model, build_optimizer(model, run.recipe)
 
 
