@@ -148,11 +148,11 @@ def test_tensors_are_described_without_torch() -> None:
 CEILINGS: dict[str, tuple[int, int, int]] = {
     "answers": (78, 10660, 1252),
     "catalog": (3, 251, 22),
-    "cli": (14, 2007, 327),
-    "engine": (65, 9634, 1028),
+    "cli": (14, 2010, 327),
+    "engine": (66, 9786, 1055),
     "forecast": (53, 9463, 820),
     "ledger": (45, 6996, 517),
-    "observe": (40, 5829, 625),
+    "observe": (40, 5830, 625),
     "report": (13, 1693, 143),
     "spec": (46, 7353, 421),
     "tensors": (10, 1945, 108),
@@ -160,7 +160,7 @@ CEILINGS: dict[str, tuple[int, int, int]] = {
     "web": (27, 3890, 481),
 }
 # Of the whole: files, lines, ``fmt: skip``, short files with a single importer in their folder.
-MOST_FILES, MOST_LINES, MOST_SKIPS, MOST_LONE = 446, 96923, 152, 2
+MOST_FILES, MOST_LINES, MOST_SKIPS, MOST_LONE = 447, 97139, 153, 2
 
 
 @pytest.mark.parametrize("room", CEILINGS)
@@ -228,7 +228,7 @@ def lines_of(paths: Iterable[Path]) -> int:
     return sum(path.read_text(encoding="utf-8").count("\n") for path in paths)
 
 
-MOST_TEST_LINES = 70_250
+MOST_TEST_LINES = 70_424
 
 
 def test_tests_keep_below_their_ceiling() -> None:
