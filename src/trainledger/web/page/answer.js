@@ -5,6 +5,7 @@ import { drawing, redraw } from "./drawing.js";
 const TONES = { good: "✓", bad: "✕", unknown: "–" };
 const SAID = { bad: "Problem: ", unknown: "Unknown: " };
 const STEP = 40; // pixels
+const LONG = 12; // letters of a number that has the room of a card
 const BASES = { exact: "●", bound: "◐", assumed: "○", measured: "◆" };
 
 /** The empty parts of an answer, in the order in which they are read: what a first screen shows, and the details. */
@@ -109,6 +110,7 @@ function fill(child, each) {
   const [number, ...unit] = each.text.split(" ");
   say(title, each.title);
   put(text.firstChild, number);
+  text.classList.toggle("long", each.text.length > LONG);
   put(text.lastChild, unit.length ? ` ${unit.join(" ")}` : "");
   put(interval, each.interval);
   put(basis, `${BASES[each.basis] ?? "○"} ${each.basis}${each.in_full ? ", rounded here" : ""}`);
