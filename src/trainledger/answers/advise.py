@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Annotated, Any, Unpack
 
 from trainledger.answers import defaults
@@ -16,6 +17,7 @@ from trainledger.answers.pages.plain_data import plain, run_data
 from trainledger.answers.plan import impossible, on_one
 from trainledger.answers.question import Progress, choice, count, question, silent, text
 from trainledger.answers.source import OfCluster, with_cluster
+from trainledger.answers.write_back import To, Words, in_words, words_data, words_section
 from trainledger.forecast.plan.advise import GOALS, Advice, Advised, before_and_after
 from trainledger.forecast.plan.advise import advise as advice_on
 from trainledger.forecast.plan.changes import EFFECTS, RESULT, ROUNDING, SAME
@@ -39,18 +41,21 @@ def advise(
     goal: Annotated[str | None, choice("absent = memory where the run does not fit, else time", GOALS)] = None,
     together: Annotated[int, count("how many changes to combine at most", least=0, most=10)] = 3,
     any_result: Annotated[bool, text("combine also changes of what is trained")] = False,
+    write: To = None,
     progress: Progress = silent,
     **cluster: Unpack[OfCluster],
 ) -> Advice:
     """What to change about a run, ranked by the gain in time, or in memory where it does not fit.
 
     Every change is made and predicted. Each comes with its --set line to paste, and says whether it changes what is
-    trained. RUN is a run file, a model of the catalog or a Hugging Face config.json.
+    trained. RUN is a run file, a model of the catalog or a Hugging Face config.json; of a file of another trainer the
+    best changes that it has words for are said in these, and --write makes a copy with them.
 
     Raises `InvalidInput`. `trainledger.forecast.plan.advise` has the method.
     """
     run = defaults.with_length(resolve(run, with_cluster(overrides, **cluster), progress=progress))
-    advice = advice_on(
+    ask = partial(
+        advice_on,
         run,
         machine_of(run),
         backend=kernels_of(run),
@@ -60,7 +65,11 @@ def advise(
         one_step=defaults.is_one_step(run),
         say=lambda what: progress(what, 0, 0),
     )
-    return replace(advice, notes=precision_notes(run))
+    advice, words = ask(), Words.of(run)
+    said = None if words is None else ask(only=words.says)
+    found = [] if said is None else [*(last.run for last in said.together[-1:]), *(one.run for one in said.alone[:1])]
+    rewritten = in_words(run, found or [one.run for one in advice.alone[:1]], write)
+    return replace(advice, notes=precision_notes(run), words=rewritten)
 
 
 def page(advice: Advice) -> Document:
@@ -69,6 +78,7 @@ def page(advice: Advice) -> Document:
     same = [change for change in advice.alone if change.effect != RESULT]
     other = [change for change in advice.alone if change.effect == RESULT]
     as_it_is, *bottleneck = _as_it_is(advice)
+    short = _SHORT - (advice.words is not None)  # whose own words take the room of one
     alone = "Changes that do not affect the result"
     result = "Changes of THE TRAINING RESULT: compare the loss of a short run first"
     return Document(
@@ -76,11 +86,12 @@ def page(advice: Advice) -> Document:
         verdict=as_it_is,
         sections=sections(
             (*bottleneck, f"Ranked by gain in {advice.goal}."),
-            _ranked(advice, alone, same[:_SHORT]),
-            _ranked(advice, result, other[: _SHORT if not same else 0]),
+            _ranked(advice, alone, same[:short]),
+            _ranked(advice, result, other[: short if not same else 0]),
             _all_together(advice),
+            words_section(advice.words),
             found_layout_section(advice.run),
-            replace(_ranked(advice, alone, same), detail=f"all {len(same)} changes") if len(same) > _SHORT else None,
+            replace(_ranked(advice, alone, same), detail=f"all {len(same)} changes") if len(same) > short else None,
             replace(_ranked(advice, result, other), detail="changes of the training result") if same else None,
             _together(advice),
             section("", notes(_remarks(advice)), detail="" if not advice.alone else "remarks"),
@@ -209,6 +220,7 @@ def _data(advice: Advice) -> dict[str, Any]:
         "tried": advice.tried,
         "refused": advice.refused,
         "notes": list(advice.notes),
+        **words_data(advice.words),
     }
 
 

@@ -16,6 +16,7 @@ from trainledger.answers.pages.memory import COLOUR_OF
 from trainledger.answers.pages.plain_data import plain, run_data
 from trainledger.answers.question import Progress, choice, question, share, silent, text
 from trainledger.answers.source import OfCluster, with_cluster
+from trainledger.answers.write_back import To, in_words, words_data, words_section
 from trainledger.forecast.plan.fit import QUESTIONS, Fit, Found, MemoryUse, Row, divides_batch, what_fits
 from trainledger.forecast.predict.device_memory import TENSORS_ALONE
 from trainledger.forecast.predict.interval import LIKELY
@@ -47,6 +48,7 @@ def fit(
     of: Annotated[str | Iterable[str] | None, choice("only this question", QUESTIONS, several=True)] = None,
     changes: Annotated[bool, text("the recipe without changes that save memory", flag="--as-is")] = True,
     chance: Annotated[float, share("the least chance to fit of an answer; 0 trusts the count", most=0.99)] = LIKELY,
+    write: To = None,
     progress: Progress = silent,
     **cluster: Unpack[OfCluster],
 ) -> Fit:
@@ -56,11 +58,12 @@ def fit(
     devices, one sequence of at most 8,192 tokens at a time, unless --set says otherwise; with --set layout=auto it is
     the run of `trainledger plan`.
 
-    Each question is asked of the run as it is and with changes that need less memory. Raises `InvalidInput`.
+    Each question is asked of the run as it is and with changes that need less memory; of a file of another trainer
+    these are said in its words, and --write makes a copy with them. Raises `InvalidInput`.
     """
     run = resolve(run, with_cluster(overrides, **cluster), purpose=defaults.FIT, progress=progress)
     asked = tuple(QUESTIONS) if of is None else tuple(of)
-    return what_fits(
+    found = what_fits(
         run,
         machine_of(run),
         backend=kernels_of(run),
@@ -69,6 +72,8 @@ def fit(
         chance=chance,
         progress=lambda done, of: progress("questions", done, of),
     )
+    saving = (resolve(run, row.settings, search=False) for row in reversed(found.rows) if row.settings)
+    return replace(found, words=in_words(run, saving, write))
 
 
 def page(fit: Fit) -> Document:
@@ -82,6 +87,7 @@ def page(fit: Fit) -> Document:
         sections=sections(
             _table(fit),
             changes,
+            words_section(fit.words),
             section("", about(fit)[2 + len(of_run(fit.run)) :], _devices(fit)),
             section("", model, step, needs.partition(". ")[2], detail="the run"),
             *(replace(_limits(fit.run, row), detail="what limits each") for row in detailed),
@@ -209,6 +215,7 @@ def _data(fit: Fit) -> dict[str, Any]:
         "memory": _memory_data(fit.memory),
         "family": fit.family,
         "devices_that_hold_it": plain(fit.devices),
+        **words_data(fit.words),
         "rows": [
             {
                 "recipe": row.name,

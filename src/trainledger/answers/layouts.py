@@ -17,6 +17,7 @@ from trainledger.answers.pages.interval import chance as written
 from trainledger.answers.pages.plain_data import plain, run_data
 from trainledger.answers.question import Progress, count, question, seconds, share, silent, text
 from trainledger.answers.source import OfCluster, also, with_cluster
+from trainledger.answers.write_back import To, in_words, words_data, words_section
 from trainledger.forecast.plan.layouts.grid import FIELDS, KNOWN, read_fixed
 from trainledger.forecast.plan.layouts.result import AS_QUICK, Gap, Layouts, Rejected, ScoredLayout
 from trainledger.forecast.predict.device_memory import TENSORS_ALONE
@@ -57,6 +58,7 @@ def layouts(
         float, seconds("the most time for exact accounts of the best layouts", flag="--limit", metavar="TIME")
     ] = 30.0,
     chance: Annotated[float, share("the least chance to fit of a layout", most=0.99)] = 0.5,
+    write: To = None,
     progress: Progress = silent,
     **cluster: Unpack[OfCluster],
 ) -> Layouts:
@@ -65,7 +67,8 @@ def layouts(
     RUN is a run file, or a model of the catalog or a Hugging Face config.json. The search replaces its own layout,
     micro-batch and activation checkpointing, unless --fix gives them a value. A model without a batch gets one of about
     4 million tokens, in sequences of at most 8,192. Exit code 130 where the search was interrupted: it ranks what was
-    accounted for until then. Exit code 2 where no layout fits.
+    accounted for until then. Exit code 2 where no layout fits. Of a file of another trainer the best layout that it has
+    words for is said in these, and --write makes a copy with them.
 
     ``devices`` and ``device`` are short for overrides; ``fixed`` may be a mapping (``{"tensor": 8}``). Raises
     `InvalidInput`.
@@ -75,7 +78,8 @@ def layouts(
     axes = _fixed(fixed or {})
     found = spread(run, fixed=axes, keep=keep, limit_seconds=limit_seconds, chance=chance, progress=progress)
     if found.best is not None or found.interrupted:
-        return found
+        best = [] if found.simplest is None else [found.simplest.run]
+        return replace(found, words=in_words(run, [*best, *(layout.run for layout in found.ranked)], write))
     return replace(found, problem=why_no_layout(found, axes, progress=progress))
 
 
@@ -153,6 +157,7 @@ def _ranked(found: Layouts) -> Iterator[Section]:
     sets = (*simplest.settings, *assumed_batch(found.run, simplest.run))
     pasted_sets = Items((Item(f"To plan {named}, which layout=auto takes:", commands(sets)),), numbered=False)
     yield section("", pasted_sets)
+    yield words_section(found.words) or section("")
     if simplest != found.best:
         title = f"Within {format_percent(AS_QUICK - 1)} of the quickest, and simpler"
         yield section(title, _table("simplest", [simplest], found.usable_nbytes), detail="the simplest")
@@ -321,10 +326,11 @@ def _data(found: Layouts) -> dict[str, Any]:
         "ranked": [_layout_data(layout) for layout in found.ranked],
         "simplest": None if found.simplest is None else _layout_data(found.simplest),
         "pareto": [_layout_data(layout) for layout in found.pareto],
+        **words_data(found.words),
     }
 
 
-_OF_LAYOUTS = ("run", "ranked", "simplest", "pareto", "problem")
+_OF_LAYOUTS = ("run", "ranked", "simplest", "pareto", "problem", "words")
 
 
 def _layout_data(each: ScoredLayout) -> dict[str, Any]:

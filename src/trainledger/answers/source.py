@@ -16,6 +16,7 @@ from trainledger.spec.parts import explicit, fields_of
 from trainledger.spec.problem import InvalidInput, Problem
 from trainledger.spec.reading import Overrides as AnyOverrides
 from trainledger.spec.run import Run
+from trainledger.spec.run_text import as_override
 
 Overrides = Mapping[str, Any] | Sequence[str]
 
@@ -121,6 +122,13 @@ def also(overrides: AnyOverrides, more: Mapping[str, Any]) -> Overrides:
     if isinstance(given, Mapping):
         return {**given, **more}
     return [*given, *(f"{name}={str(each).lower() if isinstance(each, bool) else each}" for name, each in more.items())]
+
+
+def as_texts(overrides: Overrides) -> tuple[str, ...]:
+    """Overrides as ``--set`` takes them, those that are no texts left out."""
+    pairs = overrides.items() if isinstance(overrides, Mapping) else ()
+    texts = (override for override in overrides if isinstance(override, str)) if not pairs else ()
+    return (*(as_override(str(name), value) for name, value in pairs), *texts)
 
 
 METHOD = "method"

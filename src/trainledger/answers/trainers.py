@@ -11,9 +11,10 @@ from typing import Any
 from trainledger import catalog
 from trainledger.answers.defaults import TRAINED_LENGTH
 from trainledger.answers.megatron import given_count
-from trainledger.answers.source import Overrides, by_field, model_section, parsed
+from trainledger.answers.source import Overrides, as_texts, by_field, model_section, parsed
 from trainledger.spec import runfile
 from trainledger.spec.convert.trainers import TrainerRun, from_launch, values_of
+from trainledger.spec.convert.trainers.files import Launched
 from trainledger.spec.problem import InvalidInput, Problem
 from trainledger.spec.run import Origin, Run
 
@@ -21,13 +22,15 @@ from trainledger.spec.run import Origin, Run
 _TRAINED_FURTHER = re.compile(r"-(instruct|it|chat|base)(-\d{4})?(?=-hf$|$)", re.IGNORECASE)
 
 
-def read_trainer(named: str, overrides: Overrides) -> tuple[dict[str, Any], TrainerRun] | None:
+def read_trainer(
+    named: str, overrides: Overrides, launch: Launched | None = None
+) -> tuple[dict[str, Any], TrainerRun] | None:
     """The sections of a run and what else the file says; None for any other text. Raises `InvalidInput`.
 
-    The model is that of the overrides, else of the file, or of the catalog by its name or hub id. A file without a
-    length of sequences has that which a model alone is planned with.
+    ``launch`` has other values in place of the file's. The model is that of the overrides, else of the file, or of the
+    catalog by its name or hub id. A file without a length of sequences has that which a model alone is planned with.
     """
-    launch = values_of(named)
+    launch = launch or values_of(named)
     if launch is None:
         return None
     given, where = by_field(overrides), _source(named)
@@ -51,9 +54,9 @@ def read_trainer(named: str, overrides: Overrides) -> tuple[dict[str, Any], Trai
     return {"model": model, **own}, replace(trainer_run, remarks=(*notes, *trainer_run.remarks))
 
 
-def run_of_trainer(named: str, overrides: Overrides) -> Run | None:
+def run_of_trainer(named: str, overrides: Overrides, launch: Launched | None = None) -> Run | None:
     """The run of a file after overrides, its notes what was assumed and not understood; None for any other file."""
-    read = read_trainer(named, overrides)
+    read = read_trainer(named, overrides, launch)
     if read is None:
         return None
     table, trainer_run = read
@@ -61,7 +64,11 @@ def run_of_trainer(named: str, overrides: Overrides) -> Run | None:
     written = runfile.written(table, overrides)
     assumed = tuple(each for each in trainer_run.assumed if each not in by_field(overrides))
     origin = Origin(
-        source=_source(named), explicit=written.difference(assumed), assumed=assumed, notes=trainer_run.remarks
+        source=_source(named),
+        explicit=written.difference(assumed),
+        assumed=assumed,
+        notes=trainer_run.remarks,
+        trainer=(named, as_texts(overrides)),
     )
     return replace(run, origin=origin)
 

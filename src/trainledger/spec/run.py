@@ -105,6 +105,7 @@ class Origin:
 
     ``source`` is a file's path or a model's name, empty for a run made in Python. ``explicit`` and ``assumed`` hold
     names such as ``recipe.seq_len``; ``notes`` are sentences on what the source says that a run does not hold.
+    ``trainer`` is the file or launch line of another program that was read, with the overrides of that reading.
     """
 
     source: str = ""
@@ -112,6 +113,7 @@ class Origin:
     assumed: tuple[str, ...] = ()
     searched: bool = False  # the layout is the result of a search
     notes: tuple[str, ...] = ()
+    trainer: tuple[str, tuple[str, ...]] | None = None
 
 
 @frozen(kw_only=True)

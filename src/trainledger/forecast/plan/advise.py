@@ -11,6 +11,7 @@ from trainledger.forecast.predict.interval import LIKELY
 from trainledger.forecast.predict.predict import of_one_step, predict
 from trainledger.forecast.predict.roofline import Machine
 from trainledger.report.document import Answer
+from trainledger.spec.convert.patch import Rewritten
 from trainledger.spec.frozen import frozen
 from trainledger.spec.problem import InvalidInput, Problem, nearest_text
 from trainledger.spec.run import Run
@@ -71,7 +72,7 @@ class Advice(Answer, report="advise"):
 
     ``together`` are changes to make one after the other, each compared with the one before it. ``tried`` is how many
     changes were predicted, ``refused`` how many broke a rule of the run file. ``notes`` are sentences on what could not
-    be predicted.
+    be predicted; ``words`` the best changes in the words of the trainer's file that the run is of.
     """
 
     run: Run
@@ -82,6 +83,7 @@ class Advice(Answer, report="advise"):
     tried: int
     refused: int
     notes: tuple[str, ...] = ()
+    words: Rewritten | None = None
 
     def __repr__(self) -> str:
         best = f"; best: {self.alone[0]!r}" if self.alone else ""
@@ -98,21 +100,22 @@ def advise(
     any_result: bool = False,
     one_step: bool = False,
     say: Callable[[str], None] = lambda _: None,
+    only: Callable[[Run], bool] = lambda _: True,
 ) -> Advice:
     """Every change of `forecast.plan.changes` that gains something, and the best of them together.
 
     ``goal`` is ``time`` or ``memory``; None: memory where the run does not fit, else time, for which only changed runs
     that fit count. For an impossible run (`Forecast.impossible`), changes that make it possible come first. At most
     ``together`` changes are combined, with ``any_result`` also those that change what is trained. Of a run of
-    ``one_step`` the time is that of the step. ``say`` is called with what is being predicted. Raises InvalidInput for
-    another goal.
+    ``one_step`` the time is that of the step. ``say`` is called with what is being predicted; ``only`` says which
+    changed runs may be. Raises InvalidInput for another goal.
     """
     if goal is not None and goal not in GOALS:
         raise InvalidInput(
             [Problem("goal", goal, f"must be one of {', '.join(GOALS)}", nearest_text(str(goal), GOALS))]
         )
     whole = partial(predict, machine=machine, backend=backend)
-    trials = _Trials(cache(lambda run: of_one_step(run, whole(run)) if one_step else whole(run)), say)
+    trials = _Trials(only, cache(lambda run: of_one_step(run, whole(run)) if one_step else whole(run)), say)
     forecast = trials.forecast(run)
     asked = goal or ("memory" if forecast.fits is False or forecast.step_seconds is None else "time")
     adviseds = trials.all(run, changes(run, backend=backend))
@@ -132,8 +135,10 @@ def advise(
 class _Trials:
     """Makes changed runs and compares their forecasts."""
 
-    def __init__(self, forecast: Callable[[Run], Forecast], say: Callable[[str], None]) -> None:
-        self.forecast, self._say = forecast, say
+    def __init__(
+        self, only: Callable[[Run], bool], forecast: Callable[[Run], Forecast], say: Callable[[str], None]
+    ) -> None:
+        self.only, self.forecast, self._say = only, forecast, say
         self.refused = 0
         self.change_of: dict[tuple[str, ...], Change] = {}
 
@@ -156,6 +161,8 @@ class _Trials:
 
     def one(self, run: Run, change: Change) -> Advised:
         before, other = self.forecast(run), changed(run, dict(change.fields))
+        if not self.only(other):
+            raise InvalidInput([])
         after = self.forecast(other)
         seconds, nbytes = before_and_after(before, after)
         if not change.timed:

@@ -22,6 +22,7 @@ from trainledger.ledger.memory.timeline import peak_nbytes
 from trainledger.ledger.model.parameters import parameters
 from trainledger.ledger.ranks import account_of_stage, heaviest_stages
 from trainledger.report.document import Answer
+from trainledger.spec.convert.patch import Rewritten
 from trainledger.spec.device import Device
 from trainledger.spec.frozen import frozen
 from trainledger.spec.problem import InvalidInput, Problem, nearest_text
@@ -211,7 +212,8 @@ class Fit(Answer, report="fit"):
     """What fits: a row for the unchanged run, and one for each change on top of the one before.
 
     ``memory`` is that of the run itself; ``devices`` names the devices of the catalog on which it fits unchanged, the
-    smallest first (None where the least memory was not asked for). ``chance`` is the least of what fits.
+    smallest first (None where the least memory was not asked for). ``chance`` is the least of what fits;
+    ``words`` are the changes in the words of the trainer's file that the run is of.
     """
 
     run: Run
@@ -220,6 +222,7 @@ class Fit(Answer, report="fit"):
     rows: tuple[Row, ...]
     devices: tuple[str, ...] | None
     chance: float = LIKELY
+    words: Rewritten | None = None
 
     def __getitem__(self, question: str) -> Found:
         """The answer for the unchanged run."""

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import fields
 
 from trainledger.report.document import Answer
+from trainledger.spec.convert.patch import Rewritten
 from trainledger.spec.frozen import frozen
 from trainledger.spec.layout import overlaps
 from trainledger.spec.parts import table_of
@@ -91,7 +92,8 @@ class Layouts(Answer, report="layouts"):
     ranks of those (`Layout.kinds_of_ranks`), of as many those whose experts' tokens go the plainest way; ``layout =
     "auto"`` takes it. CPU seconds: ``preparing_seconds`` went into the grid and the pieces that bounds are made of,
     ``bounding_seconds`` into the bounds, ``accounting_seconds`` into the accounts. ``interrupted`` says that Ctrl-C
-    ended those. ``basis`` is that of the seconds, as a forecast says it. ``problem`` says why there is no layout.
+    ended those. ``basis`` is that of the seconds, as a forecast says it. ``problem`` says why there is no layout;
+    ``words`` are the best one in the words of the trainer's file that the run is of.
     """
 
     run: Run
@@ -116,6 +118,7 @@ class Layouts(Answer, report="layouts"):
     interrupted: bool = False
     basis: str = "assumed"
     problem: Problem | None = None
+    words: Rewritten | None = None
 
     def __repr__(self) -> str:
         best = self.ranked[0] if self.ranked else "none fits"

@@ -19,7 +19,19 @@ _DEEPEST = 4  # maps in one another
 _NAMED = 40  # keys that a sentence names
 _UNSET = ("None", "False", "none", "false", "", "[]", "{}")  # values, as text, of keys that say nothing
 _SLIP = 0.92  # likeness of two names of which one is a slip of the other
-_KINDS = ("always", "defaults", "fields", "words", "refused", "assumed", "unset", "products", "models", "commands")
+_KINDS = (
+    "always",
+    "defaults",
+    "fields",
+    "words",
+    "refused",
+    "assumed",
+    "unset",
+    "products",
+    "models",
+    "commands",
+    "write",
+)
 _LISTS = ("silent", "split", "opened", "alone", "known")
 _OF_LAUNCHERS = {
     "launcher.devices": "run.per_node",
