@@ -63,8 +63,8 @@ def _place(devices: int) -> int:
 
 # How much a row says of another class, for each step in the number of devices and for the answer that differs. Chosen
 # among halves, thirds and tenths by coverage on these rows: four numbers for a thousand rows.
-APART, LENGTH_APART, EXPERTS_APART, ADAPTERS_APART = 0.4, 0.1, 0.3, 0.1
-FURTHER = 0.5  # of memory: there are few sources
+APART, LENGTH_APART, EXPERTS_APART, ADAPTERS_APART = 0.5, 0.05, 0.3, 0.1
+FURTHER_STEPS, FURTHER_PEAKS = 1.5, 0.5  # weights of a further source: there are few of memory
 
 
 def step_spread(rows: Sequence[ErrorRow], of: Class, basis: str) -> Spread:
@@ -77,7 +77,7 @@ def step_spread(rows: Sequence[ErrorRow], of: Class, basis: str) -> Spread:
             APART ** abs(there.devices - of.devices) * (LENGTH_APART if length else EXPERTS_APART if experts else 1)
         )
 
-    return spread(rows, like, centred=basis != "bound")
+    return spread(rows, like, further=FURTHER_STEPS, centred=basis != "bound")
 
 
 def peak_spread(rows: Sequence[MemoryRow], of: Class) -> Spread:
@@ -87,7 +87,7 @@ def peak_spread(rows: Sequence[MemoryRow], of: Class) -> Spread:
         there = class_of_peak(row)
         return float(APART ** abs(there.devices - of.devices) * (ADAPTERS_APART if there.one != of.one else 1))
 
-    return spread(rows, like, further=FURTHER)
+    return spread(rows, like, further=FURTHER_PEAKS)
 
 
 @cache

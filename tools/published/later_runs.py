@@ -205,6 +205,7 @@ def _mlperf(row: Row) -> Table:
     if float(row["micro_batch"]) < 1:
         raise NotModelledError("its layout is not that of its batch")
     table = _nemo(row)
+    table["recipe"]["cuda_graphs"] = True
     if row["model"] == "llama2-70b":
         table["recipe"]["precision"] = _precision(row)
         table["recipe"]["lora"] = {"rank": 16, "targets": ["attention"], "dropout": 0.1}

@@ -261,6 +261,11 @@ class Recipe:
     launch_blocking: bool = setting(
         "CUDA_LAUNCH_BLOCKING=1: each kernel is launched after the one before has ended, so none overlap", False
     )
+    cuda_graphs: bool = setting(
+        "kernels are replayed as CUDA graphs, so that no step waits for the program to launch them; the graphs' own "
+        "memory is not counted",
+        False,
+    )
     lora: Lora | None = part("adapters on frozen weights; absent = all weights are trained", Lora, default=None)
 
     optimizer: Optimizer = part("optimizer", *OPTIMIZERS.values(), default=AdamW())

@@ -120,7 +120,9 @@ def _set_malloc(options: dict[int, int]) -> bool:
 
 
 def refuse_launches(recipe: Recipe, device: str) -> None:
-    """Raises InvalidInput where kernels of a GPU are to wait for each other and the process does not make them."""
+    """Raises InvalidInput where kernels of a GPU are to be launched otherwise than this process launches them."""
+    if recipe.cuda_graphs:
+        raise InvalidInput([Problem("recipe.cuda_graphs", True, "is planned, and not what the engine does", False)])
     if recipe.launch_blocking and device.startswith("cuda") and os.environ.get("CUDA_LAUNCH_BLOCKING") != "1":
         rule = "needs CUDA_LAUNCH_BLOCKING=1 in the environment, which CUDA reads when the process begins"
         raise InvalidInput([Problem("recipe.launch_blocking", True, rule, False)])

@@ -21,6 +21,7 @@ FRAMEWORKS = {
     "DeepSpeed's pipeline buffers": "outputs and inputs of forwards in flight (DeepSpeed, runtime/pipe/engine.py)",
     "DeepSpeed's gradients": "gradients in addition to those of the account (DeepSpeed, runtime/zero/stage_1_and_2.py)",
 }
+_NO_GRAPHS = "no CUDA graph is captured; a program with graphs adds their private pools"
 ON_THE_BOX = "the nominal size: how much of it is usable is not known"
 
 
@@ -144,9 +145,9 @@ def _around(
     slack = overheads["fragmentation"]
     lost = slack.share * peak_nbytes
     yield line("fragmentation", round(lost) if isinstance(lost, float) else lost, slack)
-    yield MemoryLine(
-        "CUDA graph pools", 0, "exact", "no CUDA graph is captured; a program with graphs adds their private pools"
-    )
+    graphs = recipe is not None and recipe.cuda_graphs
+    pools = "what the pools of captured graphs keep is not known: nothing at least" if graphs else _NO_GRAPHS
+    yield MemoryLine("CUDA graph pools", 0, "bound" if graphs else "exact", pools)
     context = overheads["cuda_context"]
     yield line("CUDA context", context.nbytes, context)
     several = [size for size in groups if size > 1]

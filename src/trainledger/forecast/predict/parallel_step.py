@@ -9,7 +9,14 @@ from typing import Any, TypeVar
 from trainledger.forecast.predict.clock import measured_fabric, of_each_rank, rank_contention
 from trainledger.forecast.predict.overlap import times_of
 from trainledger.forecast.predict.pipeline import NAMES, Chunk, Stage, TaskSpan, pipeline_ends, pipeline_spans
-from trainledger.forecast.predict.roofline import EntryTime, Machine, NoRate, ideal_seconds, matmul_dtype_of
+from trainledger.forecast.predict.roofline import (
+    EntryTime,
+    Machine,
+    NoRate,
+    ideal_seconds,
+    launched_as,
+    matmul_dtype_of,
+)
 from trainledger.forecast.predict.stage import StageTime, stages_of, with_free_links
 from trainledger.forecast.predict.step import CAUSES, StepTime, basis_of, causes_of, launched_one_by_one, step_time
 from trainledger.forecast.predict.stream_ops import StreamOp, compute_seconds, flat
@@ -36,6 +43,7 @@ def layout_time(ranks: Sequence[RankAccount], machine: Machine, *, tensors: int 
     (`Efficiency.straggler_share`). ``seconds`` is None, and a note says why, where a rate or a link is not known.
     """
     run = ranks[0].plan.whole
+    machine = launched_as(run.recipe, machine)
     if run.layout.alone:
         return step_time(ranks[0].ledger, machine, tensors=tensors, blocking=run.recipe.launch_blocking)
     basis, notes = basis_of(machine)

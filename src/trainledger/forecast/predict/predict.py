@@ -22,7 +22,7 @@ from trainledger.forecast.predict.forecast import (
     waterfall,
 )
 from trainledger.forecast.predict.interval import AT_THE_PEAK, of_forecast, of_step
-from trainledger.forecast.predict.roofline import Machine, NoRate, hfu, matmul_dtype, mfu, peak_rate
+from trainledger.forecast.predict.roofline import Machine, NoRate, hfu, launched_as, matmul_dtype, mfu, peak_rate
 from trainledger.forecast.predict.run import SHARED, Conditions, RunTime, conditions, run_time, too_few
 from trainledger.forecast.predict.step import StepTime, step_time
 from trainledger.ledger.ledger import Ledger, summary
@@ -84,7 +84,8 @@ def forecast(account: RunAccount, machine: Machine | None) -> Forecast:
 
         step = layout_time(ranks, machine)
     else:
-        step = step_time(ledger, machine, tensors=account.tensors, blocking=run.recipe.launch_blocking)
+        launching = launched_as(run.recipe, machine)
+        step = step_time(ledger, launching, tensors=account.tensors, blocking=run.recipe.launch_blocking)
     notes += step.notes
     if isinstance(machine, Device) and run.recipe.attention == "sdpa":
         notes += _of_attention(ledger, kernels_of_capability(machine.compute_capability))

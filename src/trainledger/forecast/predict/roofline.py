@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
@@ -19,6 +20,7 @@ from trainledger.ledger.ledger import Ledger
 from trainledger.spec.calibration import factor_of
 from trainledger.spec.device import Device
 from trainledger.spec.frozen import frozen
+from trainledger.spec.recipe import Recipe
 from trainledger.spec.units import round_up
 
 if TYPE_CHECKING:
@@ -62,6 +64,16 @@ class EntryTime(NamedTuple):
             self.overhead_seconds * times,
             self.launch_seconds * times,
         )
+
+
+def launched_as(recipe: Recipe, machine: Machine) -> Machine:
+    """A machine as a recipe launches its kernels: replayed as CUDA graphs they wait for no launch.
+
+    A graph is launched once for each micro-batch, in microseconds, which is left out.
+    """
+    if not recipe.cuda_graphs or not isinstance(machine, Device) or machine.efficiency is None:
+        return machine
+    return replace(machine, efficiency=replace(machine.efficiency, launch_seconds=0.0))
 
 
 class Roofline:

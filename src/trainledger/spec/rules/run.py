@@ -205,11 +205,18 @@ def recipe_problems(recipe: Recipe) -> Iterator[Problem]:
         rule = "belongs to 16-bit parameters with an fp32 copy: recipe.precision.master_weights = true"
         yield Problem("recipe.precision.gradient_dtype", recipe.precision.gradient_dtype, rule, "none")
     yield from _framework(recipe)
+    yield from _launches(recipe)
     yield from _guard(recipe)
     yield from _average(recipe)
     yield from _maximal_update_recipe(recipe)
     yield from _recomputation(recipe)
     yield from _adapter_recipe(recipe)
+
+
+def _launches(recipe: Recipe) -> Iterator[Problem]:
+    if recipe.cuda_graphs and recipe.launch_blocking:
+        rule = "launches nothing that recipe.launch_blocking could wait for"
+        yield Problem("recipe.cuda_graphs", True, rule, False)
 
 
 def _framework(recipe: Recipe) -> Iterator[Problem]:

@@ -187,6 +187,8 @@ def recipe_of(read: Reading, data_ranks: int) -> dict[str, Any]:
     }
     # cuBLAS's workspace as --deterministic-mode wants it says the same alone.
     section["deterministic"] |= (read.arguments.environment or {}).get("CUBLAS_WORKSPACE_CONFIG") == ":4096:8"
+    if any(map(read.flag, ("cuda-graph-impl", "enable-cuda-graph", "external-cuda-graph"))):
+        section["cuda_graphs"] = True
     if (rate := read.number("lr")) is not None and rate > 0:
         section |= {"learning_rate": rate, "schedule": _schedule(read, rate, section["steps"], batch)}
     if (weight := read.number("moe-aux-loss-coeff")) and read.flag("num-experts"):
