@@ -360,6 +360,59 @@ def test_a_file_of_a_program_that_pretrains(tmp_path: Path, case: str) -> None:
     assert not any("not understood" in note for note in run.origin.notes)
 
 
+FACTORY_V1: dict[str, Any] = {
+    "model": "Qwen/Qwen3-0.6B",
+    "model_class": "llm",
+    "kernel_config": {"name": "auto"},
+    "dist_config": {"name": "fsdp2", "dcp_path": None},
+    "train_dataset": "data.yaml",
+    "micro_batch_size": 2,
+    "learning_rate": 1e-4,
+    "max_steps": 10,
+    "sample_backend": "hf",
+}
+LORA_V1 = {"name": "lora", "r": 16, "lora_alpha": 32, "lora_dropout": 0.05, "target_modules": "all"}
+FACTORIES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "all weights": ({}, {"kind": "bf16-sharded", "shard": 8, "zero": 3, "recompute": "full", "optimizer": "adamw"}),
+    "replicas in fp32": ({"dist_config": None}, {"kind": "fp32", "replicate": 8, "recompute": "full"}),
+    "adapters": ({"peft_config": LORA_V1}, {"kind": "bf16", "rank": 16, "base": None, "shard": 8}),
+    "in 4 bits": (
+        {"peft_config": LORA_V1, "quant_config": {"name": "bnb", "quantization_bit": 4}},
+        {"kind": "bf16", "base": "nf4"},
+    ),
+    "muon": ({"optim_config": {"name": "muon", "wd": 0.1, "ns_steps": 5}}, {"optimizer": "muon"}),
+    "nothing again": ({"enable_activation_checkpointing": False}, {"recompute": "none"}),
+}
+
+
+@pytest.mark.parametrize("case", FACTORIES)
+def test_a_file_of_llama_factorys_second_version(tmp_path: Path, case: str) -> None:
+    change, means = FACTORIES[case]
+    run = resolve(written(tmp_path, FACTORY_V1 | change), ["cluster.device=h100-sxm", "cluster.count=8"])
+    recipe, layout, lora = run.recipe, run.layout, run.recipe.lora
+    found = {
+        "kind": recipe.precision.kind, "shard": layout.shard, "zero": layout.zero, "replicate": layout.replicate,
+        "recompute": recipe.activation_checkpointing.kind, "optimizer": recipe.optimizer.kind,
+        "rank": lora and lora.rank, "base": lora and lora.base_format,
+    }  # fmt: skip
+    assert {name: found[name] for name in means} == means
+    assert (recipe.seq_len, recipe.global_batch, recipe.schedule.kind) == (2048, 16, "constant")
+    assert any("supervised" in note for note in run.origin.notes)
+    assert not any(note.startswith("not understood") for note in run.origin.notes)
+
+
+def test_what_llama_factorys_second_version_trains_otherwise_is_refused(tmp_path: Path) -> None:
+    for change, field in (
+        ({"peft_config": {"name": "freeze", "freeze_trainable_layers": 2}}, "peft_config.name"),
+        ({"dist_config": {"name": "fsdpturbo"}}, "dist_config.name"),
+        ({"cp_size": 2}, "cp_size"),
+        ({"pref_loss": "sigmoid"}, "pref_loss"),
+    ):
+        with pytest.raises(InvalidInput) as caught:
+            resolve(written(tmp_path, FACTORY_V1 | change))
+        assert field in [problem.field for problem in caught.value.problems]
+
+
 def test_a_config_of_megatron_bridge(tmp_path: Path) -> None:
     """Llama 3.2 1B on 8 ranks: Megatron-LM's own figure of weights and optimizer is 8,839.72 MiB."""
     sizes = {"num_layers": 16, "hidden_size": 2048, "num_attention_heads": 32, "num_query_groups": 8, "kv_channels": 64}

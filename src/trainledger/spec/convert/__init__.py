@@ -10,6 +10,8 @@ from trainledger.spec.problem import Problem
 # Keys of each program's files, dots between a section and its key; two of them are its mark. Of programs whose files
 # have keys in common the one with more keys of its own comes first.
 _MARKS = {
+    "LLaMA-Factory v1": "model_class dist_config train_dataset kernel_config peft_config.name sample_backend "
+    "batching_strategy",
     "LLaMA-Factory": "finetuning_type cutoff_len template lora_target dataset_dir stage preprocessing_num_workers",
     "axolotl": "base_model sequence_len micro_batch_size sample_packing num_epochs val_set_size dataset_prepared_path "
     "adapter load_in_4bit load_in_8bit datasets lora_target_linear pad_to_sequence_len",
