@@ -154,13 +154,13 @@ CEILINGS: dict[str, tuple[int, int, int]] = {
     "ledger": (45, 6996, 517),
     "observe": (40, 5830, 625),
     "report": (13, 1693, 143),
-    "spec": (47, 7496, 429),
+    "spec": (47, 7498, 429),
     "tensors": (10, 1945, 108),
     "trace": (50, 9148, 760),
     "web": (27, 3890, 481),
 }
 # Of the whole: files, lines, ``fmt: skip``, short files with a single importer in their folder.
-MOST_FILES, MOST_LINES, MOST_SKIPS, MOST_LONE = 449, 97722, 153, 2
+MOST_FILES, MOST_LINES, MOST_SKIPS, MOST_LONE = 449, 97724, 153, 2
 
 
 @pytest.mark.parametrize("room", CEILINGS)
@@ -228,7 +228,7 @@ def lines_of(paths: Iterable[Path]) -> int:
     return sum(path.read_text(encoding="utf-8").count("\n") for path in paths)
 
 
-MOST_TEST_LINES = 70_668
+MOST_TEST_LINES = 70_721
 
 
 def test_tests_keep_below_their_ceiling() -> None:
