@@ -51,6 +51,11 @@ def preferences(draw: st.DrawFn) -> Run:
         "attention": draw(pick("sdpa", "math")),
         "activation_checkpointing": draw(pick("none", "full", "segments", "selective", "attention", "offload")),
         "loss.upcast": draw(st.booleans()),
+        **(
+            {}
+            if seq_len == 17
+            else draw(pick({}, {"loss": "chunked", "loss.chunks": 2}, {"loss": "chunked", "loss.chunks": 4}))
+        ),
         "optimizer": draw(pick("adamw", "sgd")),
         "grad_clip": draw(pick(None, 1.0)),
         **adapters,
@@ -80,6 +85,8 @@ OTHERS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "windows": ({"attention.window": 5, "attention.global_every": 2, "n_layers": 3}, {}),
     "ALiBi": ({"positions": "alibi"}, {"attention": "math"}),
     "a scaled loss": ({}, {"precision": "fp16-mixed", "global_batch": 8, "micro_batch": 2}),
+    "chunks": ({}, {"loss": "chunked", "loss.chunks": 8, "precision": "bf16-mixed"}),
+    "a loop of chunks": ({}, {"loss": "chunked", "loss.chunks": 16, "lora.rank": 2}),
     "master weights": ({}, {"precision": "bf16", "precision.master_weights": True}),
 }  # fmt: skip
 
@@ -145,14 +152,14 @@ def test_a_sharded_reference_has_pieces_and_is_gathered_once_more_for_its_forwar
 def test_what_is_refused_names_what_works() -> None:
     found = {
         str(problem)
-        for fields in ({"global_batch": 3}, {"loss": "chunked", "loss.chunks": 2}, {"dropout": 0.1}, {"compile": True})
+        for fields in ({"global_batch": 3}, {"loss": "fused", "loss.chunks": 2}, {"dropout": 0.1}, {"compile": True})
         for problem in run_problems(run_of(objective="dpo", **fields))
     }
     yet = "is not accounted for with preferences (recipe.objective)"
     assert found == {
         "recipe.global_batch = 3: a micro-batch of 3 is not of pairs, a chosen and a rejected sequence each "
         "(recipe.objective); nearest that works: 4",
-        f"recipe.loss = 'chunked': {yet}; nearest that works: full",
+        f"recipe.loss = 'fused': {yet}; nearest that works: chunked",
         f"recipe.dropout = 0.1: {yet}; nearest that works: 0",
         f"recipe.compile = true: {yet}; nearest that works: false",
     }

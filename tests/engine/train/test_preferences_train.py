@@ -58,6 +58,7 @@ CASES: dict[str, dict[str, Any]] = {
     "adapters on nf4": {"lora.rank": 3, "lora.base_format": "nf4", "precision": "bf16-mixed"},
     "taken before": {"objective.reference": "precomputed"},
     "adapters, taken before": {"objective.reference": "precomputed", "lora.rank": 3},
+    "in chunks": {"loss": "chunked", "loss.chunks": 8},
     "recomputed, bf16": {"precision": "bf16-mixed", "activation_checkpointing": "full"},
 }
 

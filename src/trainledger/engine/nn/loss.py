@@ -65,12 +65,13 @@ class HeadLoss(nn.Module):
     of hidden states and head in forward already (Hsu et al. 2024, Liger Kernel, section 3.2), so nothing is recomputed.
     """
 
-    def __init__(self, loss: ChunkedLoss) -> None:
+    def __init__(self, loss: ChunkedLoss, *, by_sequence: bool = False) -> None:
         super().__init__()
         self.kind, self.chunks, self.upcast = loss.kind, loss.chunks, loss.upcast
+        self.reduction = "none" if by_sequence else "sum"
 
     def whole(self, x_BTD: Tensor, targets_BT: Tensor, head: nn.Module) -> Tensor:
-        """The mean loss of hidden states [B, T, D] that ``head`` turns into logits."""
+        """The mean loss of hidden states [B, T, D] that ``head`` turns into logits, or by sequence its sums [B]."""
         x_ND, targets_N = x_BTD.flatten(0, 1), targets_BT.flatten()
         chunks = list(zip(x_ND.chunk(self.chunks), targets_N.chunk(self.chunks), strict=True))
         if self.kind == "fused" and torch.is_grad_enabled():
@@ -84,11 +85,13 @@ class HeadLoss(nn.Module):
             else self(x, targets, head)
             for x, targets in chunks
         ]
+        if self.reduction == "none":
+            return torch.cat(losses).view_as(targets_BT).sum(1)
         return torch.stack(losses).sum() / targets_N.numel()
 
     def forward(self, x_ND: Tensor, targets_N: Tensor, head: nn.Module) -> Tensor:
-        """The summed loss of some tokens."""
-        return cross_entropy(head(x_ND), targets_N, "sum", upcast=self.upcast)
+        """The summed loss of some tokens, or by sequence the loss of each."""
+        return cross_entropy(head(x_ND), targets_N, self.reduction, upcast=self.upcast)
 
 
 class _Fused(torch.autograd.Function):

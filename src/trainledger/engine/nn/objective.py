@@ -47,6 +47,9 @@ def reference_losses(model: nn.Module, inputs_BT: Tensor, targets_BT: Tensor, re
 
 def sequence_losses(model: nn.Module, inputs_BT: Tensor, targets_BT: Tensor, recipe: Recipe) -> Tensor:
     """The summed cross entropy [B] of each sequence's targets: less its log-probability."""
+    if recipe.loss.chunks is not None:
+        losses_B: Tensor = model(inputs_BT, targets_BT)
+        return losses_B
     return _summed(model(inputs_BT), targets_BT, upcast=recipe.loss.upcast)
 
 

@@ -336,6 +336,7 @@ def softcap(x: Tensor, cap: float) -> Tensor:
 # 95 to 152 TFLOP/s on an H200, with 50,304 rows at 611 to 684 (`model.vocab_multiple`).
 def build(spec: ModelSpec, recipe: Recipe) -> Transformer:
     """The model of a run on torch's current default device, not yet initialized for training."""
+    by_sequence = recipe.objective.reference is not None
     return Transformer(
         spec,
         attention=recipe.attention,
@@ -344,6 +345,6 @@ def build(spec: ModelSpec, recipe: Recipe) -> Transformer:
         checkpointing=recipe,
         dispatching=Dispatching(recipe.expert_dispatch.factor, recipe.load_balance_loss),
         mtp_loss=recipe.mtp_loss,
-        loss=HeadLoss(recipe.loss) if isinstance(recipe.loss, ChunkedLoss) else None,
+        loss=HeadLoss(recipe.loss, by_sequence=by_sequence) if isinstance(recipe.loss, ChunkedLoss) else None,
         documents=recipe.documents is not None,
     )

@@ -110,7 +110,7 @@ class Recording:
 
     def at(self, path: str) -> AbstractContextManager[None]:
         """Operations inside belong to this module path."""
-        return self._inside(path=f"{self.path}.{path}" if self.path else path)
+        return self._inside(path=f"{self.path}.{path}" if self.path and path else self.path or path)
 
     def loop(self, name: str, count: Int) -> AbstractContextManager[None]:
         """Operations inside run ``count`` times."""

@@ -251,19 +251,19 @@ def forward(
 ) -> Array:
     """Token ids to the mean loss over them, or of preferences to the loss of each sequence.
 
-    ``within`` is the path of a model that is a part of another.
-    A part of a model begins with what it ``received`` from the part before, and ends with what the next one reads.
+    A part of a model begins with what it ``received``, and ends with what the next one reads; ``within`` is its path.
     """
+    inside = within if recipe.loss.chunks is None else ""  # a loss that is part of the model is within it too
     with tape.at(within):
         op.gather(tape, leaves.outside)
     trained = [leaf for leaf in (leaves.head, leaves.after.get("lm_head.bias")) if leaf is not None and leaf.trained]
 
     def states() -> Array:
-        with tape.at(within):
+        with tape.at(inside):
             return hidden(tape, sizes, leaves, ids, recipe, received)
 
     def logits_of(x: Array, rows: Int) -> Array:
-        with tape.at(within):
+        with tape.at(inside):
             logits = head(tape, sizes, leaves, x, rows)
         op.drop_copies(leaves.outside)
         # A model that takes its loss itself, chunk by chunk, ends with that.
@@ -273,7 +273,6 @@ def forward(
         x = states()
         op.drop_copies(leaves.outside)
         return tape.model_output(x)
-
     # No name here keeps the hidden states alive while the loss is taken.
     if recipe.of_megatron:
         logits = logits_of(_entered(tape, sizes, states()), sizes.rows)
@@ -284,8 +283,9 @@ def forward(
             return megatron_cross_entropy(tape, logits, ids, tensor_group(sizes), compiled=fused)
     if is_one(sizes.layout.tensor):
         sequences = None if recipe.objective.reference is None else sizes.B
-        value = loss(tape, recipe, states(), logits_of, trained, ids, sequences)
-        return value if recipe.loss.chunks is None else tape.model_output(value)
+        with tape.at("" if inside else within):
+            value = loss(tape, recipe, states(), logits_of, trained, ids, sequences)
+            return value if recipe.loss.chunks is None else tape.model_output(value)
     logits = logits_of(_entered(tape, sizes, states()), sizes.rows)
     with tape.at("loss"):
         return vocab_parallel_loss(tape, sizes, logits, ids, upcast=recipe.loss.upcast)

@@ -44,11 +44,11 @@ def loss(
         with tape.holding("logits and loss"):
             logits = head(x, rows // chunks)
             with tape.at("loss"):
-                return cross_entropy(tape, logits, targets, upcast=recipe.loss.upcast)
+                return cross_entropy(tape, logits, targets, upcast=recipe.loss.upcast, mean=sequences is None)
 
     if recipe.loss.kind == "fused":
         return _fused(tape, x, part, trained, chunks)
-    return _chunked(tape, x, part, chunks)
+    return _chunked(tape, x, part, chunks, sequences)
 
 
 def cross_entropy(tape: Tape, logits: Array, targets: Array, *, upcast: bool, mean: bool = True) -> Array:
@@ -152,7 +152,7 @@ def _repeated(tape: Tape, count: Int) -> Iterator[None]:
         yield
 
 
-def _chunked(tape: Tape, x: Array, part: Callable[[Array], Array], chunks: Int) -> Array:
+def _chunked(tape: Tape, x: Array, part: Callable[[Array], Array], chunks: Int, sequences: Int | None) -> Array:
     """Each chunk's logits are recomputed in backward; the gradients of the chunks are joined at the end."""
     counts = list(_rounds(tape, chunks))
     size, elements, dtype = x.elements // chunks, x.elements, x.dtype
@@ -171,6 +171,11 @@ def _chunked(tape: Tape, x: Array, part: Callable[[Array], Array], chunks: Int) 
         if not is_one(count):
             losses[-1].of_each_round()
     del x
+    if sequences is not None:
+        each = losses[0].elements
+        joined = tape.make("cat", "copy", Array(each * chunks, "fp32", None))
+        joined.node = tape.node([array.node for array in losses], (), lambda g: [g.view(each) for _ in counts])
+        return _sums(tape, joined, sequences).of("logits and loss")
     total = _summed(tape, chunks)
     total.node = tape.node([array.node for array in losses], (), lambda g: [g.view() for _ in counts])
     mean = op.divide_by_number(tape, total)

@@ -178,7 +178,7 @@ def _preferences(run: Run) -> Iterator[Problem]:
     spread = f"{yet}, which layout.replicate and layout.shard spread"
     refused = (
         ("recipe.framework", recipe.framework != "torch" and recipe.framework, yet, "torch"),
-        ("recipe.loss", recipe.loss.kind != "full" and recipe.loss.kind, yet, "full"),
+        ("recipe.loss", recipe.loss.kind not in ("full", "chunked") and recipe.loss.kind, yet, "chunked"),
         ("recipe.precision", precision.float8 and precision.kind, yet, "bf16-mixed"),
         ("recipe.compile", recipe.compile, yet, False),
         ("recipe.documents", recipe.documents, yet, "none"),
