@@ -171,7 +171,7 @@ def _built(cls: type[Any], table: Mapping[str, Any]) -> dict[str, Any]:
             inner = {key: one for key, one in value.items() if key != KIND}
             fields[name] = from_fields(kinds[value.get(KIND, first_kind(known[name]))], inner)
         elif name in known or value not in (None, getattr(cls, name, None)):
-            fields[name] = value
+            fields[name] = tuple(value) if isinstance(value, list) else value
     return fields
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -14,11 +15,13 @@ from trainledger.answers.fit import page
 from trainledger.answers.load import load
 from trainledger.answers.machine import kernels_of, machine_of
 from trainledger.answers.plan import plan
+from trainledger.forecast.plan import fit as fit_module
 from trainledger.forecast.plan import sizes
 from trainledger.forecast.plan.fit import QUESTIONS, divides_batch, memory_model, saving_recipes, what_fits
 from trainledger.forecast.plan.sizes import Sweep, edge
 from trainledger.ledger.model.parameters import parameters
-from trainledger.ledger.ranks import heaviest_stages
+from trainledger.ledger.parallel.rank_plan import rank_plan
+from trainledger.ledger.ranks import account_of_stage, heaviest_stages, static_memory
 from trainledger.spec.rules.run import run_problems
 
 pytestmark = pytest.mark.sweep
@@ -74,7 +77,7 @@ def is_likely(run, chance):
     """By the chance of its forecast; where nothing but tensors is known of a device there is none, and memory says."""
     likely = tl.predict(run).chance_of_fitting
     return (
-        memory_model(machine_of(run), backend=kernels_of(run), chance=chance).fits(run)
+        memory_model(machine_of(run), backend=kernels_of(run), chance=max(0, chance)).fits(run)
         if likely is None
         else (likely >= chance)
     )
@@ -226,11 +229,53 @@ def test_the_search_on_a_line(start, last, holes):
 
 
 def test_a_family_is_searched_a_little_beyond_its_edge():
-    fits = {0, 1, 2, 3, 5}
-    line = Sweep("", range(20), lambda place: place, ahead=4)  # type: ignore[arg-type, return-value]
+    """But not to models that are as wide and as deep as one that does not fit: the sixth is narrower."""
+    widths, fits = [1, 1, 1, 1, 9, 5, *[9] * 14], {0, 1, 2, 3, 5}
+    asked = []
+
+    def member(place):
+        return SimpleNamespace(place=place, model=SimpleNamespace(d_model=widths[place], n_layers=place))
+
+    def holds(run):
+        asked.append(run.place)
+        return run.place in fits
+
+    line = Sweep("", range(20), member, ahead=4)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sizes, "memory_problems", lambda place: iter(()))
-        assert edge(line, lambda place: place in fits) == ((5, 5), (6, 6))
+        patch.setattr(sizes, "memory_problems", lambda run: iter(()))
+        last, beyond = edge(line, holds)
+    assert (last[0], beyond[0]) == (5, 6)
+    assert 8 not in asked[-3:]
+    assert 9 not in asked[-3:]
+
+
+def test_what_fits_nowhere_is_seen_without_a_search(monkeypatch):
+    """A T4 has no room for the states of 12B in eight parts, nor for their activations however many parts there are."""
+    accounts = []
+    account = fit_module.account_of_stage
+    monkeypatch.setattr(fit_module, "account_of_stage", lambda *of, **more: accounts.append(of) or account(*of, **more))
+    fit = tl.fit("gemma-3-12b", {"layout.shard": 8}, device="t4", count=8)
+    assert [row.answers["model"].size for row in fit.rows] == [None, None, 853730688, 2302650240, 2302650240]
+    assert [row.answers["sequence"].size for row in fit.rows] == [None, None, None, None, 3840]
+    assert not any(row.answers["devices"].size for row in fit.rows)
+    assert len(accounts) == len(set(accounts)) <= 70  # 373 were made
+
+
+@pytest.mark.agreement
+@given(run=RUNS)
+@settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+def test_what_is_known_without_an_account_is_never_too_much(run):
+    """Static memory, and what no further rank shards, are at most the peak of the account."""
+    for stage in range(run.layout.pipeline):
+        static = static_memory(rank_plan(run, stage), backend="cuda")
+        assert static.resident + static.gradients <= account_of_stage(run, stage, backend="cuda").peak().nbytes
+    wide = sizes.shards(run).allowed(sizes.MOST_SHARDS - 1)
+    if wide is not None:
+        memory = memory_model(machine_of(run), backend="cuda", chance=0)
+        kept = sum(memory.use_of(wide[1]).by_category.get(name, 0) for name in ("activations", "logits and loss"))
+        for shard in (2, 8, 64):
+            fewer = sizes.shards(run).allowed(shard - 1)
+            assert fewer is None or kept <= memory.use_of(fewer[1]).peak_nbytes
 
 
 def test_micro_batches_that_divide():

@@ -21,7 +21,7 @@ from trainledger.forecast.plan.limits import (
     remedy,
 )
 from trainledger.forecast.plan.other_layouts import ContextRanks, Planner, context_ranks, following, longer_model
-from trainledger.forecast.plan.sizes import AXES, Sweep, first_failing, grow
+from trainledger.forecast.plan.sizes import AXES, Sweep, first_failing, grow, straight
 from trainledger.forecast.predict.predict import predict
 from trainledger.forecast.predict.roofline import Machine
 from trainledger.forecast.predict.run import too_few
@@ -256,22 +256,13 @@ class _Walk:
         return edge
 
     def _edge(self, limit: Limit, low: int, high: int) -> int:
-        """The first index at which a limit no longer holds, between one that does and one that does not.
+        """The first index at which a limit no longer holds, between one that does and one that does not."""
 
-        Most amounts are nearly straight lines, so a straight line is tried before the middle is.
-        """
-        tries = 0
+        def over(index: int) -> float | None:
+            reading = self._reading(limit, index)
+            return None if reading is None else reading.amount - reading.most
 
-        def guess(low: int, high: int) -> int | None:
-            nonlocal tries
-            tries += 1
-            ends = self._reading(limit, low), self._reading(limit, high)
-            if tries % 3 == 0 or ends[0] is None or ends[1] is None:
-                return None
-            below, above = ends[0].most - ends[0].amount, ends[1].amount - ends[1].most
-            return low + int((high - low) * below / (below + above)) + (tries % 3 == 2) if below > 0 else None
-
-        return first_failing(lambda index: self._holds(limit, index), low, high, guess)
+        return first_failing(lambda index: self._holds(limit, index), low, high, straight(over))
 
     def _reading(self, limit: Limit, index: int) -> Reading | None:
         return self.judge.reading(limit, self._at(index))

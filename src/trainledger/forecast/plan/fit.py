@@ -17,10 +17,9 @@ from trainledger.forecast.predict.device_memory import memory_of_device
 from trainledger.forecast.predict.interval import LIKELY, chance_on, kept_free
 from trainledger.forecast.predict.roofline import Machine
 from trainledger.ledger.entry import Amounts
-from trainledger.ledger.ledger import Ledger
-from trainledger.ledger.memory.timeline import peak_nbytes
 from trainledger.ledger.model.parameters import parameters
-from trainledger.ledger.ranks import account_of_stage, heaviest_stages
+from trainledger.ledger.parallel.rank_plan import rank_plan
+from trainledger.ledger.ranks import account_of_stage, heaviest_stages, static_memory
 from trainledger.report.document import Answer
 from trainledger.spec.convert.patch import Rewritten
 from trainledger.spec.device import Device
@@ -84,55 +83,81 @@ class MemoryModel:
     usable_nbytes: int
     chance: float
     heaviest: dict[int, int] = field(default_factory=dict)  # the heaviest stage so far, by number of stages
+    uses: dict[tuple[Run, int], MemoryUse] = field(default_factory=dict)  # of stages that were accounted for
 
     def nbytes(self, run: Run, stage: int) -> int:
         """Bytes that a rank of a stage needs in all; of ranks with uneven shards the one with the largest."""
-        ledger = account_of_stage(run, stage, backend=self.backend)
-        return self._in_all(run, ledger)
+        return self._use_of_stage(run, stage).nbytes
 
     def fits(self, run: Run) -> bool:
         """Whether every stage fits; the stage that was heaviest before is checked first."""
-        return self._fit(run, heaviest_stages(run))
+        return self._over(run, heaviest_stages(run)) <= 0
 
     def likely(self, run: Run) -> bool:
         """Whether the first and the last stage fit, and the one that was heaviest before: false is certain."""
-        return self._fit(run, {0, run.layout.pipeline - 1})
+        return self.over(run) <= 0
 
-    def _fit(self, run: Run, of: Iterable[int]) -> bool:
-        stages, usable = run.layout.pipeline, self.usable_nbytes
-        if self.chance and isinstance(self.machine, Device):
-            usable -= kept_free(run, self.machine, self.chance)
+    def over(self, run: Run) -> int:
+        """The bytes that these stages lack; where the static memory alone is too much, those that it lacks."""
+        return self._over(run, {0, run.layout.pipeline - 1})
+
+    def never_fits(self, run: Run) -> bool:
+        """Whether what no further rank would shard is too much: activations and logits at the peak."""
+        kept = sum(self.use_of(run).by_category.get(name, 0) for name in ("activations", "logits and loss"))
+        return self._in_all(run, kept) > self._room(run)
+
+    def _over(self, run: Run, of: Iterable[int]) -> int:
+        stages, over = run.layout.pipeline, -self.usable_nbytes
         for stage in dict.fromkeys((self.heaviest.get(stages, 0), *of)):
-            if self.nbytes(run, stage) > usable:
+            over = max(over, self._over_of_stage(run, stage))
+            if over > 0:
                 self.heaviest[stages] = stage
-                return False
-        return True
+                return over
+        return over
+
+    def _over_of_stage(self, run: Run, stage: int) -> int:
+        room = self._room(run)
+        if (run, stage) not in self.uses:
+            static = static_memory(rank_plan(run, stage), backend=self.backend)
+            least = self._in_all(run, static.resident + static.gradients)
+            if least > room:
+                return least - room
+        return self.nbytes(run, stage) - room
+
+    def _room(self, run: Run) -> int:
+        """The usable bytes less those that are kept free for the chance."""
+        kept = kept_free(run, self.machine, self.chance) if self.chance and isinstance(self.machine, Device) else 0
+        return self.usable_nbytes - kept
 
     def use_of(self, run: Run) -> MemoryUse:
         """The heaviest rank of a run, in full."""
-        stages = run.layout.pipeline
-        ledgers = {stage: account_of_stage(run, stage, backend=self.backend) for stage in heaviest_stages(run)}
-        peaks = {stage: peak_nbytes(ledger) + ledger.reserved_nbytes for stage, ledger in ledgers.items()}
-        stage = max(peaks, key=lambda each: peaks[each])
-        self.heaviest[stages] = stage
-        peak = ledgers[stage].peak()
-        moment = f"{peak.entry.name} of {peak.entry.path or 'the update'}, {peak.entry.phase}"
-        nbytes = self._in_all(run, ledgers[stage])
+        use = max((self._use_of_stage(run, stage) for stage in heaviest_stages(run)), key=lambda each: each.nbytes)
+        self.heaviest[run.layout.pipeline] = use.stage
+        return use
+
+    def _use_of_stage(self, run: Run, stage: int) -> MemoryUse:
+        """The rank of a stage, accounted for once."""
+        if (run, stage) in self.uses:
+            return self.uses[run, stage]
+        ledger = account_of_stage(run, stage, backend=self.backend)
+        peak = ledger.peak()
+        nbytes = self._in_all(run, peak.nbytes, ledger.reserved)
         device = self.machine if isinstance(self.machine, Device) and nbytes != peak.nbytes else None
-        return MemoryUse(
+        use = self.uses[run, stage] = MemoryUse(
             nbytes=nbytes,
             usable_nbytes=self.usable_nbytes,
             peak_nbytes=peak.nbytes,
             by_category=peak.by_category,
             stage=stage,
-            stages=stages,
-            moment=moment,
-            reserved=ledgers[stage].reserved,
+            stages=run.layout.pipeline,
+            moment=f"{peak.entry.name} of {peak.entry.path or 'the update'}, {peak.entry.phase}",
+            reserved=ledger.reserved,
             chance=chance_on(run, device, nbytes, self.usable_nbytes),
         )
+        return use
 
-    def _in_all(self, run: Run, ledger: Ledger) -> int:
-        return int(memory_of_device(run, peak_nbytes(ledger), self.machine, ledger.reserved).nbytes)
+    def _in_all(self, run: Run, peak_nbytes: int, reserved: Amounts = ()) -> int:
+        return int(memory_of_device(run, peak_nbytes, self.machine, reserved).nbytes)
 
 
 def memory_model(machine: Machine | None, *, backend: str, chance: float = 0) -> MemoryModel:
@@ -358,9 +383,12 @@ def _fewest_devices(run: Run, memory: MemoryModel) -> Found:
     others = {name: getattr(run.layout, name) for name in ("context", "tensor", "pipeline")}
     kept = ", ".join(f"{name} {size}" for name, size in others.items() if size > 1)
     note = f"states sharded (zero = {run.layout.zero})" + (f", {kept} kept" if kept else "")
-    too_few, enough = edge(sizes.shards(run), lambda shard: not memory.likely(shard))
-    if enough is not None and not memory.fits(enough[1]):
-        too_few, enough = edge(sizes.shards(run), lambda shard: not memory.fits(shard))
+    sweep = sizes.shards(run)
+    too_few, enough = sweep.allowed(len(sweep.values) - 1), None
+    if too_few is None or not memory.never_fits(too_few[1]):
+        too_few, enough = edge(sweep, lambda shard: not memory.likely(shard), memory.over)
+        if enough is not None and not memory.fits(enough[1]):
+            too_few, enough = edge(sweep, lambda shard: not memory.fits(shard), memory.over)
     if enough is None:
         most = None if too_few is None else memory.use_of(too_few[1])
         why = f"not even with states in {sizes.MOST_SHARDS:,} parts: the rest is not sharded"
@@ -376,9 +404,9 @@ def _fewest_devices(run: Run, memory: MemoryModel) -> Found:
 
 
 def _found(question: str, sweep: Sweep, memory: MemoryModel, size: Callable[[Run], int], note: str) -> Found:
-    last, beyond = edge(sweep, memory.likely)
+    last, beyond = edge(sweep, memory.likely, memory.over)
     if last is not None and not memory.fits(last[1]):  # a stage between the first and the last is heavier
-        last, beyond = edge(sweep, memory.fits)
+        last, beyond = edge(sweep, memory.fits, memory.over)
     further = None if beyond is None else beyond[1]
     use = None if further is None else memory.use_of(further)
     beyond_size = None if further is None else size(further)
