@@ -13,9 +13,10 @@ from trainledger.answers.load import Source, resolve
 from trainledger.answers.machine import kernels_of, machine_of
 from trainledger.answers.pages.heading import found_layout_section, of_run
 from trainledger.answers.pages.interval import chance
+from trainledger.answers.pages.measured_step import data, explained, measured_step, seconds_of, verdict
 from trainledger.answers.pages.plain_data import plain, run_data
 from trainledger.answers.plan import impossible, on_one
-from trainledger.answers.question import Progress, choice, count, question, silent, text
+from trainledger.answers.question import Progress, choice, count, question, seconds, share, silent, text
 from trainledger.answers.source import OfCluster, with_cluster
 from trainledger.answers.write_back import To, Words, in_words, words_data, words_section
 from trainledger.forecast.plan.advise import GOALS, Advice, Advised, before_and_after
@@ -23,7 +24,7 @@ from trainledger.forecast.plan.advise import advise as advice_on
 from trainledger.forecast.plan.changes import EFFECTS, RESULT, ROUNDING, SAME
 from trainledger.forecast.predict.forecast import Forecast
 from trainledger.report.chart import AXIS, COLOURS, Axis, Chart, Line, Mark, usable_memory
-from trainledger.report.document import Document, Item, Items, Section, notes, section, sections
+from trainledger.report.document import Document, Item, Items, Section, details, notes, section, sections
 from trainledger.report.table import commands, sentence
 from trainledger.spec.reading import Overrides
 from trainledger.spec.run_text import found_layout, pasted_overrides
@@ -42,14 +43,17 @@ def advise(
     together: Annotated[int, count("how many changes to combine at most", least=0, most=10)] = 3,
     any_result: Annotated[bool, text("combine also changes of what is trained")] = False,
     write: To = None,
+    mfu: Annotated[float | None, share("the MFU that was measured, such as 22%")] = None,
+    step_seconds: Annotated[float | None, seconds("the time of a step that was measured, such as 12s")] = None,
     progress: Progress = silent,
     **cluster: Unpack[OfCluster],
 ) -> Advice:
     """What to change about a run, ranked by the gain in time, or in memory where it does not fit.
 
     Every change is made and predicted. Each comes with its --set line to paste, and says whether it changes what is
-    trained. RUN is a run file, a model of the catalog or a Hugging Face config.json; of a file of another trainer the
-    best changes that it has words for are said in these, and --write makes a copy with them.
+    trained. With --mfu or --step-seconds the measured step stands beside the predicted one: what explains it, and how
+    much nothing does. RUN is a run file, a model of the catalog or a Hugging Face config.json; of a file of another
+    trainer the best changes that it has words for are said in these, and --write makes a copy with them.
 
     Raises `InvalidInput`. `trainledger.forecast.plan.advise` has the method.
     """
@@ -66,10 +70,11 @@ def advise(
         say=lambda what: progress(what, 0, 0),
     )
     advice, words = ask(), Words.of(run)
+    measured = seconds_of(advice.forecast, mfu, step_seconds)
     said = None if words is None else ask(only=words.says)
     found = [] if said is None else [*(last.run for last in said.together[-1:]), *(one.run for one in said.alone[:1])]
     rewritten = in_words(run, found or [one.run for one in advice.alone[:1]], write)
-    return replace(advice, notes=precision_notes(run), words=rewritten)
+    return replace(advice, notes=precision_notes(run), words=rewritten, measured_seconds=measured)
 
 
 def page(advice: Advice) -> Document:
@@ -78,19 +83,22 @@ def page(advice: Advice) -> Document:
     same = [change for change in advice.alone if change.effect != RESULT]
     other = [change for change in advice.alone if change.effect == RESULT]
     as_it_is, *bottleneck = _as_it_is(advice)
-    short = _SHORT - (advice.words is not None)  # whose own words take the room of one
+    measured = measured_step(advice.forecast, advice.measured_seconds) if advice.measured_seconds else None
+    short = _SHORT - (advice.words is not None) - (measured is not None)  # what else there is takes the room of one
     alone = "Changes that do not affect the result"
     result = "Changes of THE TRAINING RESULT: compare the loss of a short run first"
     return Document(
         title=title,
-        verdict=as_it_is,
+        verdict=verdict(measured) if measured else as_it_is,
         sections=sections(
-            (*bottleneck, f"Ranked by gain in {advice.goal}."),
+            explained(measured, advice.run.origin.source or "RUN") if measured else None,
+            (*bottleneck, f"Ranked by gain in {advice.goal}.") if not measured else None,
             _ranked(advice, alone, same[:short]),
             _ranked(advice, result, other[: short if not same else 0]),
-            _all_together(advice),
+            _all_together(advice) if not measured else None,
             words_section(advice.words),
             found_layout_section(advice.run),
+            *(details("the run as planned", (as_it_is, *bottleneck), _all_together(advice)) if measured else ()),
             replace(_ranked(advice, alone, same), detail=f"all {len(same)} changes") if len(same) > short else None,
             replace(_ranked(advice, result, other), detail="changes of the training result") if same else None,
             _together(advice),
@@ -221,6 +229,7 @@ def _data(advice: Advice) -> dict[str, Any]:
         "refused": advice.refused,
         "notes": list(advice.notes),
         **words_data(advice.words),
+        **({"measured": data(measured_step(forecast, took))} if (took := advice.measured_seconds) else {}),
     }
 
 

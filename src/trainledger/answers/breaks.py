@@ -98,6 +98,8 @@ def _planner(asked: Run) -> Callable[[Run], Run | None]:
 _ORDER = ("first", "second", "third")
 _NOT_KNOWN = {
     "device memory": "device memory (its size is not known)",
+    "critical batch": "the critical batch (its law is of training from scratch, not of weights that are trained nor of "
+    "one step)",
     "exposed communication": "exposed communication (one device, or no step time)",
     "pipeline bubble": "the pipeline bubble (no step time)",
     "data throughput": "waiting for data (no time of the run)",

@@ -156,14 +156,20 @@ def _doubts(log: Log, plan: Plan, rows: Mapping[str, Row]) -> Iterator[str]:
 def _verdict(log: Log, step: Row | None) -> str:
     if step is None:
         return "The log has no times of steps."
-    text = f"A step takes {format_seconds(step.measured)}"
-    if step.predicted:
-        place = step.place and f", {step.place} the interval of four in five runs"
-        text += f", {step.measured / step.predicted:.3g} times the forecast{place}"
+    text = against(step)
     for last in log.speeds[-1:]:
         if abs(last.seconds / step.measured - 1) > _SAME:
             text += f"; from step {last.first:,} on {format_seconds(last.seconds)}"
     return f"{text}." + (f" The loss is no number from step {log.not_finite[0]:,} on." if log.not_finite else "")
+
+
+def against(step: Row) -> str:
+    """A measured step beside the predicted one, as a clause."""
+    text = f"A step takes {format_seconds(step.measured)}"
+    if step.predicted:
+        place = step.place and f", {step.place} the interval of four in five runs"
+        text += f", {step.measured / step.predicted:.3g} times the forecast{place}"
+    return text
 
 
 def _facts(log: Log) -> Iterator[tuple[str, str]]:

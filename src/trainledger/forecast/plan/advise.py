@@ -72,7 +72,8 @@ class Advice(Answer, report="advise"):
 
     ``together`` are changes to make one after the other, each compared with the one before it. ``tried`` is how many
     changes were predicted, ``refused`` how many broke a rule of the run file. ``notes`` are sentences on what could not
-    be predicted; ``words`` the best changes in the words of the trainer's file that the run is of.
+    be predicted; ``words`` the best changes in the words of the trainer's file that the run is of. ``measured_seconds``
+    are those of a step, where somebody measured them.
     """
 
     run: Run
@@ -84,6 +85,7 @@ class Advice(Answer, report="advise"):
     refused: int
     notes: tuple[str, ...] = ()
     words: Rewritten | None = None
+    measured_seconds: float | None = None
 
     def __repr__(self) -> str:
         best = f"; best: {self.alone[0]!r}" if self.alone else ""

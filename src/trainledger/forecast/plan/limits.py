@@ -129,6 +129,14 @@ def _data(run: Run, forecast: Forecast | None, limits: Limits) -> Reading | None
     return None if share is None else Reading(share, 0.0, "assumed")
 
 
+def _critical_batch(run: Run, forecast: Forecast | None, limits: Limits) -> Reading | None:
+    """None where the law, which is of training from scratch, says nothing: for trained weights and for one step."""
+    recipe = run.recipe
+    if recipe.lora is not None or recipe.initial_weights is not None or recipe.total_steps == 1:
+        return None
+    return Reading(recipe.tokens_per_step, critical_batch(run), "assumed")
+
+
 def _positions(run: Run, forecast: Forecast | None, limits: Limits) -> Reading | None:
     return None if limits.positions is None else Reading(run.recipe.seq_len, limits.positions, "exact")
 
@@ -189,7 +197,7 @@ LIMITS = (
         "steps than it costs tokens",
         source=_KAPLAN,
         needs_forecast=False,
-        read=lambda run, forecast, limits: Reading(run.recipe.tokens_per_step, critical_batch(run), "assumed"),
+        read=_critical_batch,
         of_layout=True,
     ),
     Limit(
