@@ -25,7 +25,7 @@ from trainledger.engine.train.engine import say_on_stderr, train
 from trainledger.engine.train.observer import Finished, Observer, StepRecord, TrainingState
 from trainledger.engine.train.preflight import Needs
 from trainledger.engine.train.ranks import SECONDS_IN_A_COLLECTIVE, Ranks, this_rank
-from trainledger.forecast.plan.fit import refuse_beyond
+from trainledger.forecast.plan.memory_model import refuse_beyond
 from trainledger.forecast.predict.device_memory import memory_of_device
 from trainledger.forecast.predict.forecast import Forecast
 from trainledger.forecast.predict.predict import checkpoint_nbytes, forecast

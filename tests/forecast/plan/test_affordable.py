@@ -11,8 +11,8 @@ import trainledger as tl
 from trainledger.answers.plan import plan
 from trainledger.forecast.plan.affordable import _fewer_than_devices, affordable, default_tokens_per_step
 from trainledger.forecast.plan.family import family_of
-from trainledger.forecast.plan.fit import memory_model
 from trainledger.forecast.plan.limits import critical_batch
+from trainledger.forecast.plan.memory_model import memory_model
 from trainledger.forecast.plan.optimal import optimal
 from trainledger.forecast.plan.quantity import read_budget
 from trainledger.forecast.plan.scaling_law import FixedSize, RatioLaw, laws

@@ -2,7 +2,7 @@
 
 import pytest
 
-from trainledger.forecast.plan.fit import refuse_beyond
+from trainledger.forecast.plan.memory_model import refuse_beyond
 from trainledger.ledger.step import account
 from trainledger.spec.model import ModelSpec
 from trainledger.spec.parts import from_fields

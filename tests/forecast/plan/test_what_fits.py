@@ -15,10 +15,12 @@ from trainledger.answers.fit import page
 from trainledger.answers.load import load
 from trainledger.answers.machine import kernels_of, machine_of
 from trainledger.answers.plan import plan
-from trainledger.forecast.plan import fit as fit_module
+from trainledger.forecast.plan import memory_model as memories
 from trainledger.forecast.plan import sizes
-from trainledger.forecast.plan.fit import QUESTIONS, divides_batch, memory_model, saving_recipes, what_fits
-from trainledger.forecast.plan.sizes import Sweep, edge
+from trainledger.forecast.plan.edges import edge
+from trainledger.forecast.plan.fit import QUESTIONS, divides_batch, saving_recipes, what_fits
+from trainledger.forecast.plan.memory_model import memory_model
+from trainledger.forecast.plan.sizes import Sweep
 from trainledger.ledger.model.parameters import parameters
 from trainledger.ledger.parallel.rank_plan import rank_plan
 from trainledger.ledger.ranks import account_of_stage, heaviest_stages, static_memory
@@ -252,9 +254,9 @@ def test_a_family_is_searched_a_little_beyond_its_edge():
 def test_what_fits_nowhere_is_seen_without_a_search(monkeypatch):
     """A T4 has no room for the states of 12B in eight parts, nor for their activations however many parts there are."""
     accounts = []
-    account = fit_module.account_of_stage
-    monkeypatch.setattr(fit_module, "account_of_stage", lambda *of, **more: accounts.append(of) or account(*of, **more))
-    fit = tl.fit("gemma-3-12b", {"layout.shard": 8}, device="t4", count=8)
+    account = memories.account_of_stage
+    monkeypatch.setattr(memories, "account_of_stage", lambda *of, **more: accounts.append(of) or account(*of, **more))
+    fit = tl.fit("gemma-3-12b", device="t4", count=8)
     assert [row.answers["model"].size for row in fit.rows] == [None, None, 853730688, 2302650240, 2302650240]
     assert [row.answers["sequence"].size for row in fit.rows] == [None, None, None, None, 3840]
     assert not any(row.answers["devices"].size for row in fit.rows)

@@ -7,7 +7,7 @@ from functools import reduce
 from typing import Any
 
 from trainledger.forecast.explain.symbols import expanded, formula, rounded_up, smallest, symbolic
-from trainledger.forecast.plan.sizes import last_holding
+from trainledger.forecast.plan.edges import last_holding
 from trainledger.ledger.memory.timeline import Moment, timeline
 from trainledger.spec.frozen import frozen
 from trainledger.spec.run import Run

@@ -10,8 +10,8 @@ from dataclasses import replace
 from math import log2
 
 from trainledger.forecast.plan.family import Family, family_of
-from trainledger.forecast.plan.fit import MemoryModel, MemoryUse, memory_model
 from trainledger.forecast.plan.layouts.grid import CHECKPOINTING
+from trainledger.forecast.plan.memory_model import MemoryModel, MemoryUse, memory_model
 from trainledger.forecast.plan.quantity import Budget, at_mfu
 from trainledger.forecast.plan.scaling_law import FixedSize, Law
 from trainledger.forecast.predict.forecast import Forecast

@@ -8,6 +8,7 @@ from dataclasses import replace
 from functools import cache, partial
 from typing import Any
 
+from trainledger.forecast.plan.edges import first_failing, straight
 from trainledger.forecast.plan.limits import (
     LIMITS,
     LOGITS,
@@ -21,7 +22,7 @@ from trainledger.forecast.plan.limits import (
     remedy,
 )
 from trainledger.forecast.plan.other_layouts import ContextRanks, Planner, context_ranks, following, longer_model
-from trainledger.forecast.plan.sizes import AXES, Sweep, first_failing, grow, straight
+from trainledger.forecast.plan.sizes import AXES, Sweep, grow
 from trainledger.forecast.predict.predict import predict
 from trainledger.forecast.predict.roofline import Machine
 from trainledger.forecast.predict.run import too_few

@@ -9,17 +9,10 @@ from math import lcm
 from typing import Any
 
 from trainledger import catalog
+from trainledger.forecast.plan.edges import last_holding
 from trainledger.forecast.plan.layouts.grid import shared_layers
 from trainledger.forecast.plan.limits import Judge
-from trainledger.forecast.plan.sizes import (
-    Sweep,
-    grow,
-    last_holding,
-    regrown,
-    sequence_step,
-    whole_batch,
-    with_sequence,
-)
+from trainledger.forecast.plan.sizes import Sweep, grow, regrown, sequence_step, whole_batch, with_sequence
 from trainledger.spec.frozen import frozen
 from trainledger.spec.layout import Layout
 from trainledger.spec.model import ModelSpec

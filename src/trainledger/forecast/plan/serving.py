@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import field, replace
 
-from trainledger.forecast.plan.sizes import last_holding
+from trainledger.forecast.plan.edges import last_holding
 from trainledger.forecast.predict.collective import collective_seconds, placement
 from trainledger.forecast.predict.device_memory import DeviceMemory, device_memory
 from trainledger.forecast.predict.roofline import COMPUTE_KINDS, Machine, NoRate, Roofline, ridge_of
