@@ -126,6 +126,7 @@ def predicted_memory() -> list[MemoryRow]:
             kinds=kinds_of(each.case.run), devices=each.case.run.layout.devices,
             seq_len=each.case.run.recipe.seq_len, measured=each.case.measured, predicted=each.nbytes,
             device_nbytes=each.device_nbytes, usable_nbytes=each.usable_nbytes, ran_out=each.case.too_large,
+            figure=each.case.source.figure,
         )
         for each in predictions()[0]
     ]  # fmt: skip
