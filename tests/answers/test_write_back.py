@@ -177,6 +177,14 @@ def test_the_copy_that_a_verb_writes_plans_to_what_it_announced(
     assert f"{format_seconds(forecast['step_seconds'])} a step" in said
 
 
+def test_the_nearest_change_that_fits_is_in_the_files_words(tmp_path: Path) -> None:
+    answer = tl.fits(read(tmp_path, "axolotl.yml", AXOLOTL.replace("micro_batch_size: 2", "micro_batch_size: 3")))
+    assert not answer
+    assert answer.words is not None
+    assert answer.words.missing == ()
+    assert tl.fits(read(tmp_path, "axolotl.yml", answer.words.text))
+
+
 def test_text_is_patched_where_it_stands() -> None:
     nested = "a:\n    b: 1\n    c:\n        - x\n    d: 2\ne: 3\n"
     assert patched(nested, ".yaml", {"a.c": ["y"]}) == nested.replace("\n        - x", ' ["y"]')

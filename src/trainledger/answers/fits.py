@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Annotated, Any
 
 from trainledger.answers.layout import with_layout
@@ -15,12 +16,14 @@ from trainledger.answers.pages.plain_data import plain
 from trainledger.answers.plan import planned
 from trainledger.answers.question import Progress, question, share, silent
 from trainledger.answers.source import METHOD, also, listed, with_cluster
+from trainledger.answers.write_back import Words, in_words, words_data, words_section
 from trainledger.forecast.plan.advise import Advised, advise
 from trainledger.forecast.plan.changes import EFFECTS, RESULT
 from trainledger.forecast.plan.fit import what_fits
 from trainledger.forecast.plan.plan import Plan
 from trainledger.report.document import Answer, Document, Item, Items, sections
 from trainledger.report.table import commands, sentence
+from trainledger.spec.convert.patch import Rewritten
 from trainledger.spec.device import Device
 from trainledger.spec.frozen import frozen
 from trainledger.spec.layers import checkpointed
@@ -40,7 +43,8 @@ class Fits(Answer, report="fits"):
 
     ``nbytes`` are those of the peak rank, of ``usable_nbytes``; ``chance`` is that of fitting; each is None where it is
     not known. ``reason`` is a sentence. ``nearest`` is the nearest change that fits, as ``--set`` takes it, and
-    ``change`` what it is; both are empty where the run fits, or where none was found.
+    ``change`` what it is; both are empty where the run fits, or where none was found. ``words`` are that change in the
+    words of the trainer's file that the run is of.
     """
 
     run: Run
@@ -51,6 +55,7 @@ class Fits(Answer, report="fits"):
     reason: str
     nearest: tuple[str, ...] = ()
     change: str = ""
+    words: Rewritten | None = None
 
     def __bool__(self) -> bool:
         return self.verdict is True
@@ -60,7 +65,9 @@ def why_not(fits: Fits) -> Problem | None:
     """Why a run does not fit, with the change that would; None where it fits, or where that is not known."""
     if fits.verdict is not False:
         return None
-    return Problem("memory", None, f"does not fit: {fits.reason}", commands(fits.nearest).replace("\n", " ") or None)
+    return Problem(
+        "memory", None, f"does not fit: {fits.reason}", " ".join(f"--set {change}" for change in fits.nearest) or None
+    )
 
 
 @question(impossible=why_not, plots=False)
@@ -114,7 +121,8 @@ def _answer(plan: Plan, chance: float) -> Fits:
         verdict = likely >= chance
     sets, change = _nearest(plan, chance) if verdict is False else ((), "")
     nbytes, usable = forecast.device_nbytes, forecast.usable_nbytes
-    return Fits(plan.run, verdict, nbytes, usable, likely, _reason(plan), sets, change)
+    words = in_words(plan.run, [resolve(plan.run, sets, search=False)] if sets else [])
+    return Fits(plan.run, verdict, nbytes, usable, likely, _reason(plan), sets, change, words)
 
 
 def _without_layout(run: Run, problem: Problem, chance: float) -> Fits:
@@ -156,9 +164,12 @@ def _reason(plan: Plan) -> str:
 
 
 def _nearest(plan: Plan, chance: float) -> tuple[tuple[str, ...], str]:
-    """The nearest change that fits: one that keeps the result, several, more devices, then one of what is trained."""
-    run = plan.run
-    advice = advise(run, machine_of(run), backend=kernels_of(run), goal="memory", one_step=True)
+    """The nearest change that fits: one that keeps the result, several, more devices, then one of what is trained.
+
+    Of a trainer's file those that it has words for come before all others.
+    """
+    run, words = plan.run, Words.of(plan.run)
+    ask = partial(advise, run, machine_of(run), backend=kernels_of(run), goal="memory", one_step=True)
 
     def likely(changes: tuple[Advised, ...]) -> Iterator[Advised]:
         for advised in changes:
@@ -166,11 +177,13 @@ def _nearest(plan: Plan, chance: float) -> tuple[tuple[str, ...], str]:
             if advised.fits and advised.works and (odds is None or odds >= chance):
                 yield advised
 
-    same = [advised for advised in likely(advice.alone) if advised.effect != RESULT]
-    if quickest := min(same, key=lambda advised: advised.seconds[1] or 0.0, default=None):
-        return quickest.sets, quickest.what
-    if together := next(likely(advice.together), None):
-        return pasted_overrides(run, together.run), f"{counted(len(advice.together), 'change')} together"
+    for advice in (*(() if words is None else (ask(only=words.says),)), ask()):
+        same = [advised for advised in likely(advice.alone) if advised.effect != RESULT]
+        if quickest := min(same, key=lambda advised: advised.seconds[1] or 0.0, default=None):
+            return quickest.sets, quickest.what
+        if together := next(likely(advice.together), None):
+            changes = counted(advice.together.index(together) + 1, "change")
+            return pasted_overrides(run, together.run), f"{changes} together"
     if (more := _more_devices(run, chance))[0]:
         return more
     for advised in likely(advice.alone):
@@ -199,11 +212,13 @@ def page(fits: Fits) -> Document:
     return Document(
         title=f"Whether {fits.run.model.name} fits",
         verdict=sentence(f"{said}: {fits.reason}"),
-        sections=sections(run_line(fits.run), Items((item,), numbered=False) if fits.nearest else none),
+        sections=sections(
+            run_line(fits.run), Items((item,), numbered=False) if fits.nearest else none, words_section(fits.words)
+        ),
         data=lambda: _data(fits),
         more=("plan RUN", "advise RUN", "fit RUN"),
     )
 
 
 def _data(fits: Fits) -> dict[str, Any]:
-    return {**plain(fits), "fits": fits.verdict}
+    return {**plain(fits, less={Fits: ("words",)}), "fits": fits.verdict, **words_data(fits.words)}
