@@ -1,4 +1,4 @@
-"""Screenshots of every calculator for docs/calculators.md: wide and light, narrow and dark.
+"""Screenshots of the lesson and of every calculator for docs/calculators.md: wide and light, narrow and dark.
 
     python tools/screenshots.py           # all of them
     python tools/screenshots.py memory    # one
@@ -35,7 +35,7 @@ def main(names: list[str]) -> int:
         print("no Chromium was found: apt-get install chromium", file=sys.stderr)
         return 1
     IMAGES.mkdir(exist_ok=True)
-    wanted = names or [*CALCULATORS, "runs"]
+    wanted = names or ["lesson", *CALCULATORS, "runs"]
     with tempfile.TemporaryDirectory() as folder, served(Path(folder) / "runs") as address:
         if "runs" in wanted:
             training(Path(folder), STEPS).wait()
@@ -51,7 +51,7 @@ def main(names: list[str]) -> int:
 def take(browser: Browser, address: str, name: str, scheme: str, across: int, down: int) -> Path:
     """One calculator's answer to its default query, cut to the height that a reader looks at."""
     page = browser.new_page(viewport={"width": across, "height": down}, color_scheme=scheme)  # type: ignore[arg-type]
-    page.goto(f"{address}?calculator={name}")
+    page.goto(address if name == "lesson" else f"{address}?calculator={name}")
     page.wait_for_function(SETTLED, timeout=PATIENCE_MS)
     if across < NARROW:
         page.locator("#answer").evaluate("answer => answer.scrollIntoView()")

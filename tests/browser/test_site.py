@@ -109,6 +109,26 @@ def test_a_calculator_leads_to_the_chapter_of_the_lecture_that_links_to_it(page:
     assert link.get_attribute("href") == "lecture/02_numbers.html"
 
 
+def test_the_lesson_has_its_numbers_at_once_and_its_questions_once_python_is_awake(site: str, browser: object) -> None:
+    context = browser.new_context(reduced_motion="reduce")  # type: ignore[attr-defined]
+    page = Page(context, site)
+    asleep: list[object] = []
+    page.page.route("**/python.zip", lambda route: asleep.append(route))
+    page.go()
+    assert page.page.locator("#name").inner_text() == "Lesson, 1 of 10"
+    assert "11.3B parameters" in page.verdict
+    page.page.locator("#screens a", has_text="5").click()
+    page.page.wait_for_function("() => document.querySelector('#verdict .said').textContent.includes('149.1 GB')")
+    assert page.page.locator("#guess").count() == 0
+    for route in asleep:
+        route.continue_()  # type: ignore[attr-defined]
+    page.page.locator("#guess").fill("282.2")
+    page.button("Check").click()
+    page.page.locator("#outcome .verdict.good").wait_for()
+    assert page.complaints == []
+    context.close()
+
+
 def test_it_answers_without_a_network(page: Page) -> None:
     page.context.set_offline(True)
     asked(page, "time", {"params": "70B", "tokens": "15T", "mfu": "50%"})

@@ -84,7 +84,8 @@ def headline(answer: TrainingLoop) -> str:
     """The loop in one line."""
     every = f", a checkpoint every {counted(each, 'step')}" if (each := answer.checkpoint_every) else ""
     steps = f"{counted(answer.steps, 'step')} of {format_count(answer.tokens_per_step)} tokens"
-    epochs = "1 epoch" if answer.epochs == 1 else f"{answer.epochs:.3g} epochs"
+    passes = f"{answer.epochs:.3g}"
+    epochs = f"{passes} epoch" if passes == "1" else f"{passes} epochs"
     return f"{answer.run.model.name}: {steps}, {epochs}{every}"
 
 

@@ -124,7 +124,7 @@ def view(
         "drawings": [
             {
                 "title": typeset(drawing.chart.title), "table": typeset(table_html(drawing.table)),
-                "key": [typeset(line) for line in drawing.chart.key],
+                "key": [in_words(line) for line in drawing.chart.key],
                 "svg": typeset(
                     svg(drawing.chart, width, low=width <= _TELEPHONE, held=ends, pinned=pins)
                     if at == 0
@@ -314,7 +314,7 @@ def _sections(reply: Reply) -> list[Section]:
 
 
 def _section_data(each: Section) -> dict[str, str]:
-    return {"title": typeset(each.title), "html": typeset("".join(parts(Document("", (Section("", each.parts),)))))}
+    return {"title": in_words(each.title), "html": typeset("".join(parts(Document("", (Section("", each.parts),)))))}
 
 
 def _value_data(field: Field, query: Query, reply: Reply) -> dict[str, Any]:

@@ -26,6 +26,7 @@ _WRITTEN = re.compile(
     re.DOTALL,
 )  # fmt: skip
 _MODULE = re.compile(r"[:;,]? \(?(?:ledger|predict|plan)(?:\.[a-z_]+)+\)?")
+_SNAKE = re.compile(r"(?<![\w.=/(-])[a-z]+(?:_[a-z]+)+(?![\w.=/(])")
 _CODE = re.compile(rf"(?<![\w.])(?:{_ROOT})(?:\.[a-z_]\w*)+")
 
 
@@ -75,8 +76,11 @@ def in_words(text: str) -> str:
 
     >>> in_words("recipe.seq_len = 3: must be even, as model.attention.n_heads is")
     'sequence length = 3: must be even, as query heads is'
+    >>> in_words("shard 8, reshard_after_forward, micro_batch 1")
+    'shard 8, reshard after forward, micro-batch 1'
     """
-    return typeset(_CODE.sub(lambda match: _label(match[0]), _MODULE.sub("", text)))
+    named = _CODE.sub(lambda match: _label(match[0]), _MODULE.sub("", text))
+    return typeset(_SNAKE.sub(lambda match: _label(f"recipe.{match[0]}"), named))
 
 
 def _label(path: str) -> str:

@@ -35,7 +35,7 @@ export class Remedies {
   }
 
   #line() {
-    const copy = element("button", { type: "button", class: "quiet", text: "Copy command" });
+    const copy = element("button", { type: "button", class: "quiet", text: "Copy" });
     return element("li", {}, element("button", { type: "button", class: "button" }), copy, element("span", { class: "leads" }));
   }
 
