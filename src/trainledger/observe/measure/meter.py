@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch._ops import OpOverload
+from torch.distributed import Work
 from torch.distributed.tensor._sharding_prop import ShardingPropagator
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -64,7 +65,9 @@ def recorded(recorder: RealRankRecorder) -> Iterator[None]:
     gate = _Gate(recorder)
     unseen = inside(gate.unseen)  # DTensor runs an operator on fake tensors of the whole size, to know its shape
     names = ("_propagate_tensor_meta_non_cached", "_propagate_tensor_meta")
-    with all_replaced(*((ShardingPropagator, name, unseen) for name in names)), gate:
+    # gloo takes a rank's part out of the copy that it has reduced once its result is waited for.
+    waits = (Work, "wait", inside(recorder.communicating))
+    with all_replaced(*((ShardingPropagator, name, unseen) for name in names), waits), gate:
         recorder.begin()
         try:
             yield
