@@ -321,6 +321,11 @@ def test_logarithmic_ticks_are_within_their_axis(low: float, decades: float) -> 
     assert all(-0.01 <= (scale.at(each) or 0) <= 100.01 for each in ticks)
 
 
+def test_ticks_end_where_floats_do() -> None:
+    assert log_ticks(0, 309.3)[-1] == 1e306
+    assert log_ticks(307.5, 309.3)[-1] == 1e308
+
+
 def test_a_chart_in_a_notebook_leaves_the_variables_of_its_page_alone() -> None:
     """marimo's --muted is the colour of a background: words in it could not be read."""
     shown = bar_chart("Time", "seconds", ["a"], [])._repr_html_()

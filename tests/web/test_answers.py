@@ -68,6 +68,11 @@ def test_the_answer_is_that_of_the_question_in_python() -> None:
     assert found["data"]["days"] == napkin.days
 
 
+def test_a_number_at_the_end_of_a_float_is_drawn() -> None:
+    """Its ticks went to 10 to the 309th."""
+    assert answers.view("formats", {"value": "9" * 300})["drawings"]
+
+
 def test_an_unknown_calculator_is_answered_with_the_nearest() -> None:
     with pytest.raises(InvalidInput, match="nearest that works: time"):
         answers.view("tim", {})

@@ -291,6 +291,10 @@ def test_what_is_described_as_required_is_there(port: int) -> None:
         schema = described["components"]["schemas"][reference.rpartition("/")[2]]  # type: ignore[index]
         more = "?seed=1&guess=3&misses=0" if way == "check" else ""
         assert set(schema["required"]) <= set(ask(port, f"/{way}/time{more}").data)
+    listed = described["components"]["schemas"]["Listed"]["properties"]  # type: ignore[index]
+    kinds = {"string": str, "array": list, "object": dict}
+    for one in ask(port, "/calculators.json").data:
+        assert all(isinstance(one[name], kinds[field["type"]]) for name, field in listed.items())
 
 
 def calculator(reply: object, *, patient: bool = False) -> Calculator:

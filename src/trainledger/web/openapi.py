@@ -106,7 +106,7 @@ class Exercise:
 class Listed:
     name: str
     fields: list[dict[str, Any]]
-    presets: list[Any]
+    presets: dict[str, dict[str, str]]
 
 
 _SHORT = {**_TEXT, "maxLength": LONGEST}

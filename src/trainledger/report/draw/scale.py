@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from math import ceil, floor, inf, isclose, isfinite, log10
+from sys import float_info
 from typing import NamedTuple
 
 from trainledger.report.chart import Area, Axis, Band, Bars, Chart, Line, significant
@@ -209,6 +210,7 @@ def log_ticks(low: float, high: float) -> list[float]:
     >>> log_ticks(-0.1, 2.2), log_ticks(0, 1)
     ([1.0, 10.0, 100.0], [1.0, 2.0, 5.0, 10.0])
     """
+    high = min(high, float_info.max_10_exp)
     decades = high - low
     if decades < 2:
         every = [m * 10.0**power for power in range(floor(low), ceil(high) + 1) for m in (1, 2, 5)]
