@@ -153,14 +153,14 @@ CEILINGS: dict[str, tuple[int, int, int]] = {
     "forecast": (55, 9529, 842),
     "ledger": (45, 7003, 517),
     "observe": (40, 5832, 626),
-    "report": (13, 1693, 143),
+    "report": (13, 1695, 144),
     "spec": (47, 7498, 429),
     "tensors": (10, 1945, 108),
     "trace": (50, 9148, 760),
     "web": (27, 3892, 481),
 }
 # Of the whole: files, lines, ``fmt: skip``, short files with a single importer in their folder.
-MOST_FILES, MOST_LINES, MOST_SKIPS, MOST_LONE = 452, 97957, 153, 2
+MOST_FILES, MOST_LINES, MOST_SKIPS, MOST_LONE = 452, 97959, 153, 2
 
 
 @pytest.mark.parametrize("room", CEILINGS)
@@ -228,7 +228,7 @@ def lines_of(paths: Iterable[Path]) -> int:
     return sum(path.read_text(encoding="utf-8").count("\n") for path in paths)
 
 
-MOST_TEST_LINES = 70_879
+MOST_TEST_LINES = 70_893
 
 
 def test_tests_keep_below_their_ceiling() -> None:
