@@ -17,7 +17,7 @@ EACH = sorted(CALCULATORS)
 def agrees(page: Page) -> None:
     """The page shows what the API says, and the command line that it shows says the same numbers."""
     found = page.api()
-    assert page.verdict == found["verdict"]
+    assert page.verdict == in_words(found["verdict"])
     assert list(page.headlines.values()) == [in_words(each["text"]) for each in found["headlines"]]
     said = said_by(page.command())
     known = [each for each in found["headlines"] if each["value"] is not None and list(named(said, each["name"]))]
