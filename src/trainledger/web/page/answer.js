@@ -125,9 +125,10 @@ function fill(child, each) {
 const sectionKey = (each, at) => each.title || `part ${at}`;
 
 function fold(each) {
-  const body = element("div", { class: "document" });
+  const body = element("div", { class: "document" }), head = element("h2", { text: each.title });
+  whole(head);
   return each.title
-    ? element("details", { class: "section" }, element("summary", {}, element("h2", { text: each.title })), body)
+    ? element("details", { class: "section" }, element("summary", {}, head), body)
     : element("div", { class: "section" }, body);
 }
 
