@@ -8,6 +8,7 @@ marimo they can still be checked.
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import field
@@ -100,9 +101,9 @@ class Exercise:
             return self.check(given)
         if isinstance(self.answer, str):
             return "" if given == self.answer else self.mistakes.get(given, "No.")
-        value = number(given.strip().removesuffix(self.unit))
+        value = number(given, self.unit)
         if value is None:
-            return "This is no number; write it as 12.6, 1.5e3, 80B or 50%."
+            return "This is no number; write it as 12.6, 1.5e3, 2^-7, 80B or 50%."
         if isclose(value, self.answer, rel_tol=self.tolerance):
             return ""
         for mistake, remark in self.mistakes.items():
@@ -211,11 +212,29 @@ def against(guess: str | None, value: float, unit: str = "") -> str:
     return f"You guessed {guess}; it is {said}: {far}."
 
 
-def number(text: str) -> float | None:
-    """The number of a text, which may be a count, a share or bytes; None where it is none."""
+_POWER = re.compile(r"(?:([\d.]+)\s*[x*×]\s*)?(\d+)\s*(?:\^|\*\*)\s*([-+]?\d{1,3})")
+_RATIO = re.compile(r"([\d.]+)\s*/\s*([\d.]+)")
+
+
+def number(text: str, unit: str = "") -> float | None:
+    """The number of a text in ``unit``: a count, a share, bytes in any unit, a power or a ratio; None where it is none.
+
+    >>> number("1.44 x 10^22"), number("2^-7"), number("3/4"), number("1 GiB", "MB"), number("80B"), number("soon")
+    (1.44e+22, 0.0078125, 0.75, 1073.741824, 80000000000.0, None)
+    """
+    text = text.strip().removesuffix(unit).strip()
+    try:
+        if power := _POWER.fullmatch(text):
+            return float(power[1] or 1) * float(power[2]) ** int(power[3])
+        if ratio := _RATIO.fullmatch(text):
+            return float(ratio[1]) / float(ratio[2])
+        if unit.endswith("B") and text.endswith("B") and text[-2:-1] in ("i", "k", "M", "G", "T"):
+            return parse_nbytes(text) / parse_nbytes(f"1{unit}")
+    except (ArithmeticError, ValueError):
+        return None
     for parse in (parse_amount, parse_number, parse_nbytes):
         try:
-            return float(parse(text.strip()))
+            return float(parse(text))
         except NotAQuantity:
             continue
     return None

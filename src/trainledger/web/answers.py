@@ -161,8 +161,8 @@ def check(name: str, seed: int, guess: str, misses: int, calculators: Calculator
     ('Too low. Hint: Forward takes a multiplic', True)
     """
     exercise, guess = _exercise(calculators, name, seed).exercise, typed(guess)
-    if number(guess.strip().removesuffix(exercise.unit)) is None:
-        raise InvalidInput([Problem("guess", guess, "is no number; write it as 12.6, 1.5e3, 80B or 50%")])
+    if number(guess, exercise.unit) is None:
+        raise InvalidInput([Problem("guess", guess, "is no number; write it as 12.6, 1.5e3, 2^-7, 80B or 50%")])
     fault = exercise.fault(guess)
     said = (
         after_miss(exercise, fault, misses + 1) if fault else f"Right: {exercise.shown_answer}. {exercise.derivation}"

@@ -151,7 +151,6 @@ def test_no_interval_begins_below_what_the_data_sheet_allows(device: str, model:
     clipped = AT_THE_PEAK in forecast.notes
     usual = of_step(plan.run, catalog.errors(device), forecast.step_seconds)
     assert clipped == (usual.low * forecast.step_seconds < 0.9999 * found.low)
-    assert (" at the peak to " in text(plan.document())) == clipped
     assert clipped == (device not in ("a100-sxm-80gb", "l4"))
 
 

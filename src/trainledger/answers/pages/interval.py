@@ -8,9 +8,7 @@ from string import ascii_letters
 
 from trainledger.forecast.predict.forecast import Forecast
 from trainledger.forecast.predict.interval import (
-    AT_THE_PEAK,
     LIKELY,
-    OF_STEPS,
     SURE,
     Interval,
     middle_of_memory,
@@ -47,8 +45,6 @@ def between(forecast: Forecast, name: str, write: Callable[[float], str]) -> str
     interval, value = forecast.intervals.get(name), getattr(forecast, name)
     if interval is None:
         return ""
-    if name in OF_STEPS and AT_THE_PEAK in forecast.notes:
-        return f" ({ends(interval, write).replace(' to ', ' at the peak to ')})"
     if value is not None and value < interval.low:
         return f" counted, likely {_rounded(write(sqrt(interval.low * interval.high)))} ({ends(interval, write)})"
     return f" ({ends(interval, write)})"

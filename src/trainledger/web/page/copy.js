@@ -19,6 +19,7 @@ export function copyMenu({ texts, drawing, json, say }) {
     const kinds = [
       ...own.map(([name, title]) => [title, () => texts()[name]]),
       ["Link", () => location.href],
+      ["Frame for a page", () => `<iframe src="${location.href.replace(/&/g, "&amp;")}&amp;embed=1" width="100%" height="720"></iframe>`],
       ["JSON", async () => JSON.stringify(await json(), null, 2)],
       ...(drawing() ? [["Figure as SVG", () => fileOf(drawing(), location.href)], ["Figure as PNG", () => imageOf(fileOf(drawing(), location.href))]] : []),
     ];

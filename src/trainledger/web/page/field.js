@@ -93,9 +93,7 @@ export function control(field, changed) {
     show({ text: said, at, follows, unused }, isGiven, hidden) {
       const value = hidden && follows ? "" : said;
       if (main.value !== value && (document.activeElement !== main || follows || main.dataset.quiet)) main.value = value;
-      if (parts.slider && at !== undefined && document.activeElement !== main) {
-        if (!hidden || !follows) parts.slider.value = at;
-      }
+      if (parts.slider && at !== undefined && (!hidden || !follows)) parts.slider.value = at;
       reads(main.value);
       main.readOnly = Boolean(follows);
       if (parts.slider) parts.slider.disabled = Boolean(follows || unused);
