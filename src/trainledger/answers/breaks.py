@@ -85,7 +85,7 @@ def _planner(asked: Run) -> Callable[[Run], Run | None]:
         )
         wanted = replace(run, layout=asked.layout, recipe=free)
         try:
-            layouts = spread(wanted, fixed=fixed_by(wanted), keep=1, front=False, first=True)
+            layouts = spread(wanted, fixed=fixed_by(wanted), keep=1, front=False, first=True, chance=0.5)
         except InvalidInput:  # such as more devices than a known network joins
             return None
         if layouts.interrupted:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from trainledger.answers.defaults import default_batch
@@ -13,6 +14,7 @@ from trainledger.forecast.plan.layouts.diagnostics import diagnose
 from trainledger.forecast.plan.layouts.grid import fixed_by, whole
 from trainledger.forecast.plan.layouts.result import Layouts
 from trainledger.forecast.plan.layouts.search import search
+from trainledger.forecast.predict.interval import LIKELY
 from trainledger.forecast.predict.roofline import NoRate
 from trainledger.ledger.step import account
 from trainledger.spec.device import Device
@@ -70,12 +72,13 @@ def spread(
     limit_seconds: float = 30.0,
     front: bool = True,
     first: bool = False,
-    chance: float = 0.5,
+    chance: float | None = None,
     progress: Progress | None = None,
 ) -> Layouts:
     """The quickest layouts of a run that was checked before, as `questions.layouts` has them; raises `InvalidInput`.
 
-    ``front`` and ``first`` as in `search`.
+    ``front`` and ``first`` as in `search`. Without a ``chance`` those that fit with `LIKELY`, and where none does those
+    that fit with one half.
     """
     try:
         import numpy  # noqa: F401 (a browser may have none)
@@ -94,11 +97,13 @@ def spread(
             f"name a link (trainledger catalog links) or, of one node, set cluster.devices_per_node = {count}"
         )
         raise InvalidInput([Problem("cluster.network", None, rule, "ethernet-100")])
+    asked = partial(
+        search, run, machine, backend=kernels_of(run), fixed=fixed, keep=keep, limit_seconds=limit_seconds,
+        front=front, first=first, progress=progress,
+    )  # fmt: skip
     try:
-        return search(
-            run, machine, backend=kernels_of(run), fixed=fixed, keep=keep, limit_seconds=limit_seconds,
-            front=front, first=first, chance=chance, progress=progress,
-        )  # fmt: skip
+        layouts = asked(chance=LIKELY if chance is None else chance)
+        return asked(chance=0.5) if chance is None and not (layouts.ranked or layouts.interrupted) else layouts
     except NoRate as reason:
         raise InvalidInput([Problem("cluster.device", name, f"has a rate that is not known: {reason}")]) from None
 
@@ -116,7 +121,7 @@ def why_no_layout(layouts: Layouts, fixed: Mapping[str, Any], *, progress: Progr
         if "recipe.global_batch" in {*run.origin.assumed} - run.origin.explicit:
             asked = replace(asked, recipe=replace(asked.recipe, global_batch=default_batch(asked)))
         try:
-            more = spread(asked, fixed=fixed, keep=1, limit_seconds=3, front=False, progress=progress)
+            more = spread(asked, fixed=fixed, keep=1, limit_seconds=3, front=False, chance=0.5, progress=progress)
         except InvalidInput:  # such as of a network that is not known
             return False
         if more.interrupted:

@@ -57,7 +57,9 @@ def layouts(
     limit_seconds: Annotated[
         float, seconds("the most time for exact accounts of the best layouts", flag="--limit", metavar="TIME")
     ] = 30.0,
-    chance: Annotated[float, share("the least chance to fit of a layout", most=0.99)] = 0.5,
+    chance: Annotated[
+        float | None, share("the least chance to fit of a layout (80 %, or 50 % where none has that)", most=0.99)
+    ] = None,
     write: To = None,
     progress: Progress = silent,
     **cluster: Unpack[OfCluster],

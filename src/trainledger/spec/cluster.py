@@ -162,7 +162,7 @@ class Cluster:
     )
     memory_margin_nbytes: int | None = setting(
         "memory of every device to keep free: a run, and a layout of a search, fits only with that much to spare "
-        '("8GB"); absent = none, but a search takes no layout whose chance to fit is below one half',
+        '("8GB"); absent = none, but a search takes layouts whose chance to fit is 80 %, else one half',
         None,
         quantity="nbytes",
         at_least=0,
