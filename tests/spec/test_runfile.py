@@ -180,7 +180,7 @@ def test_a_wrong_section_is_one_sentence(source, sentence):
          "; nearest that works: recipe.micro_batch"),
         ("layout=fast", "layout = 'fast': must be \"auto\", or is set field by field, such as layout.tensor=8"
          "; nearest that works: auto"),
-        ("recipe.lr=1", "recipe.lr = 1: unknown field of [recipe], which has "),
+        ("recipe.lr=1", "recipe.lr = 1: unknown field of [recipe]; nearest that works: recipe.learning_rate"),
         ("recipe.learningrate=1", "recipe.learningrate = 1: unknown field of [recipe]"
          "; nearest that works: recipe.learning_rate"),
         ("recipe.seed=1.5", "recipe.seed = 1.5: must be a whole number; nearest that works: 2"),

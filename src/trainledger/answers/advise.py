@@ -120,9 +120,9 @@ def _all_together(advice: Advice) -> Section | None:
         return None
     last = advice.together[-1]
     gain = _gain(*before_and_after(advice.forecast, last.forecast), advice.forecast, last.forecast)
-    count_of = "the first change alone" if len(advice.together) == 1 else f"the best {len(advice.together)} changes"
+    named = "; ".join(change.what for change in advice.together)
     command = commands(pasted_overrides(advice.run, last.run))
-    return section("", Items((Item(f"Together, {count_of}: {gain}", command),), numbered=False))
+    return section("", Items((Item(f"Together ({named}): {gain}", command),), numbered=False))
 
 
 def _together(advice: Advice) -> Section | None:

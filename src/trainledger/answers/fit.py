@@ -127,11 +127,20 @@ def _under(run: Run) -> str:
 def _devices(fit: Fit) -> Iterator[str]:
     if fit.memory.chance is not None and fit.chance:
         yield f"Each size fits with a chance of at least {written(fit.chance)} (--chance)."
+        if any(_counted_alone(fit, row) for row in fit.rows):
+            yield "None beside bytes that there are: no size has that chance; --chance 0 trusts the count."
     if fit.devices:
         named = ", ".join(fit.devices[:_MOST_DEVICES]) + (" and larger" if len(fit.devices) > _MOST_DEVICES else "")
         yield f"Devices on which it fits without changes, the smallest first: {named}."
     elif fit.devices is not None:
         yield "Without changes it fits on no device of the catalog."
+
+
+def _counted_alone(fit: Fit, row: Row) -> bool:
+    """Whether the least memory is there by the count, and still no sequence fits with the chance."""
+    sequence, memory = row.answers.get("sequence"), row.answers.get("memory")
+    least = memory.size if memory else None
+    return bool(sequence and sequence.size is None and least is not None and least <= (fit.memory.usable_nbytes or 0))
 
 
 def _rank(run: Run, use: MemoryUse) -> str:

@@ -44,6 +44,7 @@ from trainledger.spec.units import (
 
 _FAR = 0.1  # relative: from here on the headline says how attention is counted
 _MUCH_ATTENTION = 0.3  # of the FLOPs of matmuls and attention
+USUAL_MFU = 0.5  # of the napkin, where nobody says another
 BASES = {
     "bound": "a bound: no run is faster",
     "assumed": "assumed: rates of a data sheet or a calibration",
@@ -77,7 +78,9 @@ def plan(
     run: Source,
     overrides: Overrides = (),
     *,
-    mfu: Annotated[float, text("share of the peak for the napkin's days (0.5, or 50%)")] = 0.5,
+    mfu: Annotated[
+        float, text("share of the peak for the napkin's days (0.5, or 50%); measured: advise --mfu")
+    ] = USUAL_MFU,
     convention: Annotated[
         str, text("how model FLOPs and MFU are counted: 6nd, 6nd+attention, dense, causal or kernels")
     ] = "dense",
@@ -98,7 +101,7 @@ def plan(
     return planned(run, mfu=mfu, convention=convention)
 
 
-def planned(run: Run, *, mfu: float | str = 0.5, convention: str = "dense") -> Plan:
+def planned(run: Run, *, mfu: float | str = USUAL_MFU, convention: str = "dense") -> Plan:
     """As `plan`, of a run that was checked before."""
     made = make_plan(account_run(run, backend=kernels_of(run)), machine_of(run), mfu=mfu)
     if convention != made.convention:
@@ -120,6 +123,7 @@ def page(plan: Plan) -> Document:
             section("", Facts(tuple(_costs(plan)))),
             section("", unfused_update(plan.run, forecast.step_seconds_by_phase.get("optimizer"))),
             section(_waterfall_title(plan), bars(large)) if forecast.waterfall else None,
+            section("", _napkin(plan)) if plan.napkin is not None and plan.napkin.mfu != USUAL_MFU else None,
             section("", _heading(plan), Facts((("work", _work(plan)),)), detail="the run"),
             section(_waterfall_title(plan), bars(forecast.waterfall), detail="the whole waterfall")
             if large != forecast.waterfall

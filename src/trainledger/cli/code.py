@@ -146,7 +146,10 @@ def _trace_code(
         ledger, title = trace_named(run, blocks=blocks, **given)
     _write(ledger, *files)
     timed = on_device(ledger, device) if device is not None and len(ledger) and not ledger.partial else None
-    return Outcome(traced.page(ledger, title, on_device=timed, **shown), FAILED if ledger.partial else DONE)
+    return Outcome(
+        traced.page(ledger, title, on_device=timed, assumed_cpu=kernels is None and device is None, **shown),
+        FAILED if ledger.partial else DONE,
+    )
 
 
 def _trace_run(

@@ -172,6 +172,7 @@ def nearest_path(sections: Sections, path: str, more: Iterable[str] = ()) -> str
     if path in sections:
         return None
     section, last = path.partition(".")[0], path.rpartition(".")[2]
+    last = _OF_OTHERS.get(last, last)
     for found in (
         _words(((section, sections[section]),)) if section in sections else {},
         _words(tuple(sections.items())),
@@ -180,6 +181,18 @@ def nearest_path(sections: Sections, path: str, more: Iterable[str] = ()) -> str
         if wanted:
             return found.get(wanted, wanted)
     return None
+
+
+# What trainers and papers call a field; a misspelling of ours is nearer to another field than to what is meant.
+_OF_OTHERS = {
+    **dict.fromkeys(["sequence", "context", "context_length", "block_size", "max_length", "max_seq_length"], "seq_len"),
+    **dict.fromkeys(["batch", "batch_size", "train_batch_size"], "global_batch"),
+    **dict.fromkeys(["micro_batch_size", "per_device_train_batch_size"], "micro_batch"),
+    **dict.fromkeys(["gradient_checkpointing", "recompute"], "activation_checkpointing"),
+    "lr": "learning_rate",
+    "max_steps": "steps",
+    "gpus": "count",
+}
 
 
 @cache

@@ -84,7 +84,7 @@ def test_the_verbs_say_the_sources(tmp_path: Path, capsys: pytest.CaptureFixture
 
     assert main(["data", str(file), "--verify", "--show"]) == 0
     told = capsys.readouterr().out
-    assert "digits, 25.0 % of the sequences: 1 files of" in told
+    assert "digits, 25.0 % of the sequences: 1 file of" in told
     assert re.search(r"letters train +\d+ ", told)
     assert "every file has its recorded SHA-256" in told
     assert main(["data", str(file), "--json"]) == 0

@@ -192,7 +192,7 @@ def test_the_text_fits_a_terminal_and_its_lines_can_be_pasted(case: tuple[Table,
     table, advice = case
     answer = str(advice)
     assert max(len(line) for line in answer.splitlines()) <= 80
-    together = answer.partition("Together, the ")[2].partition("    --set")[2].partition("\n\n")[0]
+    together = answer.partition("Together (")[2].partition("    --set")[2].partition("\n\n")[0]
     sets = [each for each in shlex.split(together.replace("\\\n", " ")) if each != "--set"]
     assert tl.load(table, sets) == advice.together[-1].run
 
@@ -379,7 +379,7 @@ def test_of_a_layout_that_was_searched_for_all_of_it_is_one_command(named: tuple
     advice = tl.advise(model, cluster)
     assert advice.run.origin.searched
     printed = text(page(advice), width=10**6)
-    pasted = printed.partition("Together, the ")[2].partition("\n")[2].partition("\n\n")[0].replace("\\\n", " ")
+    pasted = printed.partition("Together (")[2].partition("\n")[2].partition("\n\n")[0].replace("\\\n", " ")
     sets = [each for each in shlex.split(pasted) if each != "--set"]
     run = tl.load(model, [*cluster, f"recipe.tokens={advice.run.recipe.tokens}", *sets])
     assert not run.origin.searched

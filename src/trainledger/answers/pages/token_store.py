@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from trainledger.answers.pages.plain_data import plain
 from trainledger.report.document import Code, Document, Table, section, sections
 from trainledger.spec.recipe import Recipe
-from trainledger.spec.units import format_nbytes, format_percent
+from trainledger.spec.units import counted, format_nbytes, format_percent
 
 if TYPE_CHECKING:
     from trainledger.engine.data.mixture import Mixture
@@ -86,7 +86,7 @@ def _padding_table(data: dict[str, Any], recipe: Recipe) -> Iterator[Table | str
 
 def _made_of(sources: dict[str, Any]) -> Iterator[str]:
     for name, source in sources.items():
-        files = f"{source['files']} files of {format_nbytes(source['corpus_nbytes'])}"
+        files = f"{counted(source['files'], 'file')} of {format_nbytes(source['corpus_nbytes'])}"
         said = f"{name}, {format_percent(source['share'])} of the sequences: {files}" if name else files
         yield f"{said}, tokenizer {source['tokenizer']}, vocabulary {source['vocab_size']}"
 
@@ -95,7 +95,7 @@ def _remarks(data: dict[str, Any], sources: dict[str, Any]) -> Iterator[str]:
     entropy = data["unigram_entropy_nats"]
     yield f"A model that knows only token frequencies has a loss of {entropy:.4f} nats on the validation tokens."
     for source in sources.values():
-        yield f"{source['shards']} shards of {source['dtype']} in {source['directory']}"
+        yield f"{counted(source['shards'], 'shard')} of {source['dtype']} in {source['directory']}"
         if source["repaired_documents"]:
             count, first = source["repaired_documents"], source["first_repaired"]
             yield f"{count} documents have bytes that are not UTF-8, which became U+FFFD, first at {first}"

@@ -30,10 +30,11 @@ def page(
     top: int = LONGEST,
     tensors: bool = False,
     on_device: OnDevice | None = None,
+    assumed_cpu: bool = False,
 ) -> Document:
     """Totals of the step, its peak, one split, what it would take on a device, and what qualifies them.
 
-    With ``tensors`` also what is live at the peak.
+    With ``tensors`` also what is live at the peak; with ``assumed_cpu`` that nobody said whose kernels run.
     """
     traced = " traced" if ledger.writer != "closed form" else ""
     head = f"{title}: {counted(sum(entry.times for entry in ledger), 'operation')}{traced}"
@@ -49,6 +50,7 @@ def page(
             head,
             Table("totals", ("", "in one step"), rows),
             f"The peak is at {place(ledger.peak().entry)}." if len(ledger) else None,
+            "Counted with a CPU's kernels; --device NAME or --kernels cuda counts a GPU's." if assumed_cpu else None,
             section("", payload, _PAYLOAD) if sent else None,
             split(ledger, by, top) if by else None,
             *(notes((f"note: {note}",)) for note in ledger.notes),
