@@ -206,7 +206,7 @@ def test_figures_go_to_a_file_and_json_stays_json(tmp_path: Path, capsys: pytest
     assert main(words) == 0
     out, err = capsys.readouterr()
     assert json.loads(out)["time_of"] == "one step"
-    assert err.endswith(f"Written to {where}\n")
+    assert f"Written to {where}\n" in err
     assert "Memory of the peak rank" in where.read_text()
 
 
