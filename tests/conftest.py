@@ -26,7 +26,7 @@ from trainledger.ledger.optimizers import update as update_muon
 # How long an example takes says more of the machine than of us. A test says how many examples it draws; `make test` and
 # `./check` draw at most `DRAWN` of them, `make test-all` all.
 DRAWN = 30
-# Of a parametrized test with torch or over a sweep, `make test` runs as many cases, the first and the last among them.
+# Of a parametrized test with torch `make test` runs as many cases, the first and the last among them.
 CASES = 6
 settings.register_profile("here", deadline=None, suppress_health_check=list(HealthCheck))
 settings.register_profile("ci", settings.get_profile("here"), derandomize=True)
@@ -107,13 +107,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _beyond(most: int, items: list[pytest.Item]) -> set[pytest.Item]:
-    """The cases of each parametrized test that are too many, spread evenly; of unit tests, which take no time, none."""
+    """The cases of each parametrized test with torch that are too many, spread evenly; others take little time."""
     cases: dict[str, list[pytest.Item]] = {}
     for item in items:
         cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
     beyond: set[pytest.Item] = set()
     for of_test in cases.values():
-        if len(of_test) > most and cost_of(of_test[0].path) in ("sweep", "torch"):
+        if len(of_test) > most and cost_of(of_test[0].path) == "torch":
             kept = {round(at * (len(of_test) - 1) / (most - 1)) for at in range(most)}
             beyond |= {item for at, item in enumerate(of_test) if at not in kept}
     return beyond
