@@ -113,13 +113,17 @@ def run_line(run: Run) -> str:
     spread = "" if run.layout.alone else f", {layout_name(run.layout)}"
     batches = f" in micro-batches of {run.device_batch}" if run.grad_accum > 1 else ""
     step = f"{_sequences(recipe)} of {counted(recipe.seq_len, 'token')} a step{batches}"
-    kind = recipe.activation_checkpointing.kind
-    recomputed = "no recomputation" if kind == "none" else f"{kind} recomputation"
     count = format_count(parameters(run.model).total)
     return (
         f"{run.model.name} ({count}) on {where}{spread}: {step}, {recipe.precision.kind}, {recipe.optimizer.kind}, "
-        f"{recomputed}"
+        f"{recomputation(recipe)}"
     )
+
+
+def recomputation(recipe: Recipe) -> str:
+    """Whether activations are recomputed, in two words."""
+    kind = recipe.activation_checkpointing.kind
+    return "no recomputation" if kind == "none" else f"{kind} recomputation"
 
 
 def layout_name(layout: Layout) -> str:

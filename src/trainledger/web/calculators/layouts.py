@@ -10,6 +10,7 @@ from typing import Any
 import trainledger as tl
 from trainledger.answers.defaults import SEARCH
 from trainledger.answers.load import resolve
+from trainledger.answers.pages.heading import layout_name, recomputation
 from trainledger.answers.recent import Recent
 from trainledger.forecast.plan.layouts.grid import FIELDS, KNOWN
 from trainledger.forecast.plan.layouts.result import Layouts, ScoredLayout
@@ -71,7 +72,8 @@ def _reply(query: Query, progress: Progress) -> Reply:
         made,
         document=_with_chosen(layouts, chosen, plan),
         headlines=_headlines(layouts, chosen, plan),
-        verdict=f"{chosen.title}: {format_seconds(chosen.seconds)} a step",
+        verdict=f"{layout_name(chosen.run.layout)}, micro-batches of {chosen.run.recipe.micro_batch}, "
+        f"{recomputation(chosen.run.recipe)}: {format_seconds(chosen.seconds)} a step",
         tone=GOOD,
         drawings=(*drawn, *_of_chosen(plan)),
         run_file=run_file_of(chosen.run),

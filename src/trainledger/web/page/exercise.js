@@ -15,7 +15,7 @@ export function drawExercise(root, { question, unit, seed, set, start, kept, che
   const score = () => `${Object.values(results(key)).filter(Boolean).length} right`;
   const name = element("p", { class: "name" });
   const guess = element("input", {
-    type: "text", class: "text", id: "guess", autocomplete: "off", "aria-describedby": "outcome", placeholder: "such as 12.6 or 80B",
+    type: "text", class: "text", id: "guess", autocomplete: "off", "aria-describedby": "outcome", placeholder: "such as 12.6, 80B or 2^-7",
   });
   const outcome = element("div", { id: "outcome", class: "outcome" });
   const button = (text, onclick, quiet) => element("button", { type: "button", class: quiet ? "quiet" : "button", text, onclick });
