@@ -10,6 +10,7 @@ from planned_runs import ALONE, HERE, MESH, SHARDED, TOO_LARGE, Table, a_machine
 
 import trainledger as tl
 from drawn import Drawn, marks
+from thinned import thinned
 from trainledger.answers.advise import page
 from trainledger.cli import main
 from trainledger.forecast.plan.advise import Advice, Advised
@@ -372,7 +373,7 @@ def test_compiling_says_where_memory_is_counted_as_before() -> None:
         assert ("counted as that of eager blocks" in each.cost) == answer
 
 
-@pytest.mark.parametrize("named", [["gpt2", "h100-sxm", 8], ["llama-3-8b", "h100-sxm", 16]])
+@pytest.mark.parametrize("named", thinned([["gpt2", "h100-sxm", 8], ["llama-3-8b", "h100-sxm", 16]]))
 def test_of_a_layout_that_was_searched_for_all_of_it_is_one_command(named: tuple[str, str, int]) -> None:
     model, device, count = named
     cluster = [f"cluster.device={device}", f"cluster.count={count}"]

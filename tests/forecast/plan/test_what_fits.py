@@ -251,6 +251,7 @@ def test_a_family_is_searched_a_little_beyond_its_edge():
     assert 9 not in asked[-3:]
 
 
+@pytest.mark.agreement  # 65 accounts of a model with two kinds of layers take 25 s
 def test_what_fits_nowhere_is_seen_without_a_search(monkeypatch):
     """A T4 has no room for the states of 12B in eight parts, nor for their activations however many parts there are."""
     accounts = []
