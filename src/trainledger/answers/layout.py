@@ -135,5 +135,8 @@ def why_no_layout(layouts: Layouts, fixed: Mapping[str, Any], *, progress: Progr
     rule = f"found no layout that fits {layouts.devices:,} x {run.cluster.device}"
     rule += f" with {values}" if values and (layouts.allowed or not why.rule) else ""
     rule += f": {why.rule}" if why.rule else ""
+    if beyond := sum(rejected.count for rejected in layouts.rejected if "n_mtp_layers" in rejected.reason):
+        rule += f"; {beyond:,} of {layouts.searched:,} layouts are not accounted for with multi-token prediction"
+        rule += " (model.n_mtp_layers = 0 leaves it out)"
     *some, last = why.nearest or ("",)
     return Problem("layout", None, rule, f"{', '.join(some)} or {last}" if some else last or None)

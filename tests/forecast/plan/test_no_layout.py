@@ -183,3 +183,12 @@ def test_more_devices_get_the_batch_that_is_assumed_for_them() -> None:
     nearest = caught.value.problems[0].nearest
     assert nearest == "cluster.count=16"
     assert tl.plan("llama-3-70b", {"cluster.device": "h100-sxm", "cluster.count": 16}).forecast.fits
+
+
+def test_layouts_that_are_not_accounted_for_are_no_layouts_that_do_not_fit() -> None:
+    problem = tl.layouts("deepseek-v3", device="t4", devices=8).problem
+    assert problem is not None
+    assert "102,600 of 120,690 layouts are not accounted for with multi-token prediction" in problem.rule
+    found = tl.layouts("deepseek-v3", {"model.n_mtp_layers": 0}, device="t4", devices=8).problem
+    assert found is not None
+    assert "multi-token" not in found.rule
