@@ -369,3 +369,11 @@ def test_code_is_refused_with_the_verb_that_takes_it(capsys, named, near):
     assert (code, out) == (2, "")
     assert f"RUN = '{named}': is code, but a run file or a model is expected" in err
     assert f"nearest that works: {near}" in err
+
+
+def test_a_script_without_a_function_to_build_is_annotated(capsys, tmp_path):
+    script = tmp_path / "grpo.py"
+    script.write_text("import torch\ntorch.zeros(3)\n")
+    assert f"nearest that works: trainledger annotate --fake {script}" in call(capsys, "plan", str(script))[2]
+    script.write_text("def build():\n    return None\n")
+    assert "nearest that works: trainledger trace" in call(capsys, "plan", str(script))[2]

@@ -11,12 +11,14 @@ from trainledger import catalog
 from trainledger.answers.machine import THIS_MACHINE
 from trainledger.spec import runfile
 from trainledger.spec.device import Device
+from trainledger.spec.durable import opened
 from trainledger.spec.model import ModelSpec
 from trainledger.spec.parts import explicit, fields_of
 from trainledger.spec.problem import InvalidInput, Problem
 from trainledger.spec.reading import Overrides as AnyOverrides
 from trainledger.spec.run import Run
 from trainledger.spec.run_text import as_override
+from trainledger.spec.units import MIB
 
 Overrides = Mapping[str, Any] | Sequence[str]
 
@@ -48,7 +50,18 @@ def refuse_code(named: str) -> None:
         module = "package.module"
     rule = "is code, but a run file or a model is expected; trainledger trace accounts for a step of code and times it"
     near = f"trainledger trace {module}:{name or 'build'} --device h100-sxm"
+    if not name and path.endswith(".py") and not _defines(path, "build"):
+        near = f"trainledger annotate --fake {named}"
     raise InvalidInput([Problem("RUN", named, rule, near)])
+
+
+def _defines(path: str, name: str) -> bool:
+    """Whether a file of Python says so; one that cannot be read may."""
+    try:
+        with opened(path) as file:
+            return f"def {name}(".encode() in file.read(MIB)
+    except OSError:
+        return True
 
 
 def model_section(named: str | ModelSpec) -> tuple[dict[str, Any], Mapping[str, Any]]:
