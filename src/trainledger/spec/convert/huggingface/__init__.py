@@ -86,7 +86,7 @@ def family_named(model_type: object, where: str = "config.json") -> Family:
     near = get_close_matches(word, FAMILIES, n=3, cutoff=0.5)
     listed = f"; nearest are {', '.join(near)}" if near else ""
     rule = f"must be one of the model types that are known here: {', '.join(FAMILIES)}{listed}"
-    rule += ". `trainledger trace` accounts for any model's own code"
+    rule += ". `trainledger trace --hf FILE` traces a class of transformers, `trace module:build` any other model"
     raise InvalidInput([Problem("model_type", model_type, rule)], where)
 
 
