@@ -82,9 +82,7 @@ SHARES = (
     "odd_share",
 )  # fmt: skip
 
-NOT_NEGATIVE = (
-    "depth", "attention_length", "kernel_seconds", "launch_seconds", "contention_share", "straggler_share",
-)  # fmt: skip
+NOT_NEGATIVE = ("depth", "attention_length", "kernel_seconds", "launch_seconds", "contention_share", "straggler_share")
 
 
 @frozen(kw_only=True)

@@ -171,10 +171,8 @@ class Muon(Optimizer):
 
 OPTIMIZERS: dict[str, type[Optimizer]] = {
     cls.kind: cls
-    for cls in (
-        AdamW, Adam, SGD, Momentum, Nesterov, Adagrad, RMSProp, Adafactor, Lion, Muon, AdamW8bit, Adam8bit,
-    )
-}  # fmt: skip
+    for cls in (AdamW, Adam, SGD, Momentum, Nesterov, Adagrad, RMSProp, Adafactor, Lion, Muon, AdamW8bit, Adam8bit)
+}
 
 # How each may run, the default first.
 IMPLEMENTATIONS: dict[str, tuple[str, ...]] = {

@@ -24,7 +24,7 @@ _WRITTEN = re.compile(
     r"|(?P<root>\bsqrt(?=\())"
     r"|(?P<name>(?<![\w./=-])(?=[a-z-]*\d)[a-z][a-z0-9.-]*[a-z0-9](?![\w/=-]))",
     re.DOTALL,
-)  # fmt: skip
+)
 _MODULE = re.compile(r"[:;,]? \(?(?:ledger|predict|plan)(?:\.[a-z_]+)+\)?")
 _SNAKE = re.compile(r"(?<![\w.=/(-])[a-z]+(?:_[a-z]+)+(?![\w.=/(])")
 _CODE = re.compile(rf"(?<![\w.])(?:{_ROOT})(?:\.[a-z_]\w*)+")

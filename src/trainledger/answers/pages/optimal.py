@@ -34,9 +34,7 @@ from trainledger.spec.units import (
 )
 
 # Fields of the recipe that the sentences of the affordable run have words for.
-_IN_WORDS = (
-    "seq_len", "global_batch", "micro_batch", "precision", "activation_checkpointing", "steps", "tokens",
-)  # fmt: skip
+_IN_WORDS = ("seq_len", "global_batch", "micro_batch", "precision", "activation_checkpointing", "steps", "tokens")
 
 
 def page(answer: Optimal) -> Document:

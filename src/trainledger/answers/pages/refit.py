@@ -34,10 +34,9 @@ def _headline(refit: Refit) -> str:
 
 def _runs(refit: Refit) -> Table:
     rows = tuple(
-        (row.name, row.measured, row.before, row.before / row.measured - 1, row.after,
-         row.after / row.measured - 1)
+        (row.name, row.measured, row.before, row.before / row.measured - 1, row.after, row.after / row.measured - 1)
         for row in refit.rows
-    )  # fmt: skip
+    )
     columns = ("run", "measured", "before", "error", "after", "error")
     return Table("runs", columns, rows, ("", "seconds", "seconds", "change", "seconds", "change"), align="lrrrrr")
 

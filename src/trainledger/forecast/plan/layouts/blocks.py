@@ -269,10 +269,9 @@ class Blocks:
             ranks = [(tensor, expert, sharding.shard * context, sharding.replicate > 1) for sharding in allowed]
             columns = tuple(self.ranks.setdefault(rank, len(self.ranks)) for rank in ranks)
             micro_batches = grid.run.recipe.global_batch // (of_size[which] * data_ranks)
-            self.blocks.setdefault(pipeline, []).append(Block(
-                tensor, context, pipeline, expert, data_ranks, places[which], micro_batches, allowed,
-                columns,
-            ))  # fmt: skip
+            self.blocks.setdefault(pipeline, []).append(
+                Block(tensor, context, pipeline, expert, data_ranks, places[which], micro_batches, allowed, columns)
+            )
 
     def allowed(self, block: Block) -> Any:
         """Which layouts of a block the rules allow with each way to run its pipeline, [S, V, U]; others are counted."""
