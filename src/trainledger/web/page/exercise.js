@@ -34,6 +34,7 @@ export function drawExercise(root, { question, unit, seed, set, start, kept, che
     const mark = element("span", { class: "tone", "aria-hidden": "true", text: right ? "✓" : "✕" });
     outcome.replaceChildren(element("p", { class: `verdict ${right ? "good" : "bad"}` }, mark, said));
     say(said);
+    outcome.scrollIntoView({ block: "nearest" }); // on a telephone it is below what stays in view
   };
   const end = ({ right }) => {
     over = true;
