@@ -21,6 +21,7 @@ from trainledger.forecast.plan.layouts.grid import fixed_by
 from trainledger.forecast.plan.limits import Limits
 from trainledger.forecast.plan.other_layouts import ContextRanks
 from trainledger.forecast.plan.sizes import AXES
+from trainledger.forecast.predict.interval import EVEN
 from trainledger.report.chart import COLOURS, SYMBOLS, Axis, Chart, Line
 from trainledger.report.document import Document, Section, Table, Text, section, sections, shown
 from trainledger.report.table import sentence
@@ -85,7 +86,7 @@ def _planner(asked: Run) -> Callable[[Run], Run | None]:
         )
         wanted = replace(run, layout=asked.layout, recipe=free)
         try:
-            layouts = spread(wanted, fixed=fixed_by(wanted), keep=1, front=False, first=True, chance=0.5)
+            layouts = spread(wanted, fixed=fixed_by(wanted), keep=1, front=False, first=True, chance=EVEN)
         except InvalidInput:  # such as more devices than a known network joins
             return None
         if layouts.interrupted:

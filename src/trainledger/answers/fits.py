@@ -21,6 +21,7 @@ from trainledger.forecast.plan.advise import Advised, advise
 from trainledger.forecast.plan.changes import EFFECTS, RESULT
 from trainledger.forecast.plan.fit import what_fits
 from trainledger.forecast.plan.plan import Plan
+from trainledger.forecast.predict.interval import EVEN
 from trainledger.report.document import Answer, Document, Item, Items, sections
 from trainledger.report.table import commands, sentence
 from trainledger.spec.convert.patch import Rewritten
@@ -77,7 +78,7 @@ def fits(
     count: int | str | None = None,
     overrides: Overrides = (),
     *,
-    chance: Annotated[float, share("the least chance to fit that is called fitting", most=0.99)] = 0.5,
+    chance: Annotated[float, share("the least chance to fit that is called fitting", most=0.99)] = EVEN,
     method: str | None = None,
     progress: Progress = silent,
 ) -> Fits:
@@ -145,7 +146,7 @@ def _adapters(named: str, given: Overrides, chance: float) -> dict[str, Any]:
             tuned = planned(resolve(named, also(given, {METHOD: method}))).forecast
         except InvalidInput:
             continue
-        if tuned.fits and (tuned.chance_of_fitting is None or tuned.chance_of_fitting >= chance):
+        if tuned.fits and tuned.as_likely_as(chance):
             return {"nearest": (f"{METHOD}={method}",), "change": "adapters, which CHANGES what is trained"}
     return {}
 
@@ -173,8 +174,7 @@ def _nearest(plan: Plan, chance: float) -> tuple[tuple[str, ...], str]:
 
     def likely(changes: tuple[Advised, ...]) -> Iterator[Advised]:
         for advised in changes:
-            odds = advised.forecast.chance_of_fitting
-            if advised.fits and advised.works and (odds is None or odds >= chance):
+            if advised.fits and advised.works and advised.forecast.as_likely_as(chance):
                 yield advised
 
     for advice in (*(() if words is None else (ask(only=words.says),)), ask()):

@@ -14,7 +14,7 @@ from trainledger.forecast.plan.layouts.diagnostics import diagnose
 from trainledger.forecast.plan.layouts.grid import fixed_by, whole
 from trainledger.forecast.plan.layouts.result import Layouts
 from trainledger.forecast.plan.layouts.search import search
-from trainledger.forecast.predict.interval import LIKELY
+from trainledger.forecast.predict.interval import EVEN, LIKELY
 from trainledger.forecast.predict.roofline import NoRate
 from trainledger.ledger.step import account
 from trainledger.spec.device import Device
@@ -103,7 +103,7 @@ def spread(
     )  # fmt: skip
     try:
         layouts = asked(chance=LIKELY if chance is None else chance)
-        return asked(chance=0.5) if chance is None and not (layouts.ranked or layouts.interrupted) else layouts
+        return asked(chance=EVEN) if chance is None and not (layouts.ranked or layouts.interrupted) else layouts
     except NoRate as reason:
         raise InvalidInput([Problem("cluster.device", name, f"has a rate that is not known: {reason}")]) from None
 
@@ -121,7 +121,7 @@ def why_no_layout(layouts: Layouts, fixed: Mapping[str, Any], *, progress: Progr
         if "recipe.global_batch" in {*run.origin.assumed} - run.origin.explicit:
             asked = replace(asked, recipe=replace(asked.recipe, global_batch=default_batch(asked)))
         try:
-            more = spread(asked, fixed=fixed, keep=1, limit_seconds=3, front=False, chance=0.5, progress=progress)
+            more = spread(asked, fixed=fixed, keep=1, limit_seconds=3, front=False, chance=EVEN, progress=progress)
         except InvalidInput:  # such as of a network that is not known
             return False
         if more.interrupted:

@@ -153,10 +153,8 @@ def _ranked(found: Layouts) -> Iterator[Section]:
         return
     bounds = " by their bounds" if found.basis == "bound" else ""
     remarks = (_LEGEND, *_of_experts(found), *_of_a_sheet(found), *_told_apart(found))
-    yield section(
-        f"The quickest that fit{bounds}; MFU counts attention dense",
-        _table("ranked", found.ranked, found.usable_nbytes),
-    )
+    ranked = _table("ranked", found.ranked, found.usable_nbytes)
+    yield section(f"The quickest that fit{bounds}", ranked, "MFU counts attention dense.")
     simplest = found.simplest or found.best
     named = "the best" if simplest == found.best else "the simplest within 3 %"
     sets = (*simplest.settings, *assumed_batch(found.run, simplest.run))

@@ -7,6 +7,7 @@ from math import ceil
 
 from trainledger.forecast.plan.changes import memory_savings, value_of
 from trainledger.forecast.predict.forecast import Forecast
+from trainledger.forecast.predict.interval import EVEN
 from trainledger.ledger.model.parameters import parameters
 from trainledger.spec.run import Run
 from trainledger.spec.run_text import as_override
@@ -16,7 +17,6 @@ from trainledger.web.field import FILE, Query
 from trainledger.web.run import CONFIG, MODEL, PASTED, RUN, words_of
 
 _NODE, _MOST = 8, 4096  # devices
-_LIKELY = 0.5
 _LORA = {"recipe.lora.rank": "16", "recipe.precision": "bf16"}
 _OF_THE_RUN = (CONFIG, FILE, "recipe.seq_len")
 
@@ -34,7 +34,7 @@ def too_large(forecast: Forecast) -> str:
 
 def likely(forecast: Forecast) -> bool:
     """Whether a run that fits by the prediction does so rather than not."""
-    return forecast.chance_of_fitting is None or forecast.chance_of_fitting >= _LIKELY
+    return forecast.as_likely_as(EVEN)
 
 
 def that_fit(run: Run, forecast: Forecast, query: Query) -> tuple[Remedy, ...]:

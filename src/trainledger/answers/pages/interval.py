@@ -8,6 +8,7 @@ from string import ascii_letters
 
 from trainledger.forecast.predict.forecast import Forecast
 from trainledger.forecast.predict.interval import (
+    EVEN,
     LIKELY,
     SURE,
     Interval,
@@ -84,7 +85,7 @@ def fits(counted: bool | None, likely: float | None) -> str:
         return "does NOT fit"
     if likely is None:
         return "fits"
-    word = "fits" if likely >= LIKELY else "may fit" if likely >= 1 / 2 else "likely does NOT fit"
+    word = "fits" if likely >= LIKELY else "may fit" if likely >= EVEN else "likely does NOT fit"
     return f"{word} (chance {chance(likely)})"
 
 

@@ -11,6 +11,7 @@ from trainledger.spec.recipe import Recipe
 from trainledger.spec.units import counted, format_nbytes, format_percent
 
 if TYPE_CHECKING:
+    from trainledger.engine.data.lengths import Lengths
     from trainledger.engine.data.mixture import Mixture
     from trainledger.engine.data.store import TokenStore
 
@@ -109,16 +110,16 @@ def _data(mixture: Mixture, recipe: Recipe) -> dict[str, Any]:
     from trainledger.engine.data.lengths import document_lengths, padding
 
     rows = recipe.total_steps * recipe.global_batch
+    lengths = {source.name: document_lengths(source.store.train) for source in mixture.sources}
     epochs = mixture.epochs(rows, seed=recipe.seed, seq_len=recipe.seq_len)
     sources = {
-        source.name: _of_store(source.store, recipe.seq_len) | {"share": source.share, "epochs": epochs[source.name]}
+        source.name: _of_store(source.store, recipe.seq_len, lengths[source.name])
+        | {"share": source.share, "epochs": epochs[source.name]}
         for source in mixture.sources
     }
     if len(sources) == 1:
-        (source,), (data,) = mixture.sources, sources.values()
-        of_rows = padding(
-            document_lengths(source.store.train), recipe.seq_len, recipe.micro_batch or recipe.global_batch
-        )
+        ((name, data),) = sources.items()
+        of_rows = padding(lengths[name], recipe.seq_len, recipe.micro_batch or recipe.global_batch)
         return data | {"padding": plain(of_rows)}
     return {
         "fingerprint": mixture.fingerprint,
@@ -128,10 +129,10 @@ def _data(mixture: Mixture, recipe: Recipe) -> dict[str, Any]:
     }
 
 
-def _of_store(store: TokenStore, seq_len: int) -> dict[str, Any]:
-    from trainledger.engine.data.lengths import document_lengths, quantile
+def _of_store(store: TokenStore, seq_len: int, lengths: Lengths) -> dict[str, Any]:
+    from trainledger.engine.data.lengths import quantile
 
-    index, lengths = store.index, document_lengths(store.train)
+    index = store.index
     splits = {
         split.name: {
             "tokens": split.tokens,

@@ -154,6 +154,8 @@ class _Trials:
             except InvalidInput:
                 self.refused += 1
                 continue
+            if advised is None:
+                continue
             if advised.seconds[1] is None and change.timed and self.forecast(run).step_seconds is not None:
                 self.refused += 1  # the device has no rate for it
             elif advised.sets:
@@ -161,10 +163,11 @@ class _Trials:
                 self.change_of.setdefault(advised.sets, change)
         return list(adviseds.values())
 
-    def one(self, run: Run, change: Change) -> Advised:
+    def one(self, run: Run, change: Change) -> Advised | None:
+        """A changed run beside the run; None where it is none of `only`."""
         before, other = self.forecast(run), changed(run, dict(change.fields))
         if not self.only(other):
-            raise InvalidInput([])
+            return None
         after = self.forecast(other)
         seconds, nbytes = before_and_after(before, after)
         if not change.timed:
@@ -195,7 +198,7 @@ def _likely(after: Forecast, before: Forecast) -> bool:
     """Whether a changed run fits as surely as is recommended, or as before the change where that fits."""
     chance = before.chance_of_fitting if before.fits else None
     least = LIKELY if chance is None else min(LIKELY, chance)
-    return after.fits is not False and (after.chance_of_fitting is None or after.chance_of_fitting >= least)
+    return after.fits is not False and after.as_likely_as(least)
 
 
 def _ranked(adviseds: list[Advised], goal: str, before: Forecast) -> list[Advised]:

@@ -138,6 +138,10 @@ class Forecast(StepFigures):
             return None
         return self.usable_nbytes - self.device_nbytes
 
+    def as_likely_as(self, chance: float) -> bool:
+        """Whether the chance to fit is at least so much, or not known."""
+        return self.chance_of_fitting is None or self.chance_of_fitting >= chance
+
     @property
     def waits(self) -> bool:
         """Whether steps of the run wait for their tokens."""

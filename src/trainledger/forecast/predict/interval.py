@@ -14,6 +14,7 @@ from trainledger.spec.run import Run
 
 SURE = 0.95  # the chance of fitting that a margin is given for
 LIKELY = 0.8  # the least chance of fitting of what is recommended
+EVEN = 0.5  # from here on a run fits rather than not
 # Of the memory of a device of which nothing is known but its tensors; as much as context, NCCL's buffers and
 # fragmentation take of an H100 that is filled (`device_memory`: 3.7 of 80.6 GB).
 _NOT_TENSORS = 0.05

@@ -151,8 +151,9 @@ def _drawings(one: Einsum, times: Sequence[EinsumTime], devices: Sequence[Device
         title = "The matmul under the roof of each device"
         yield Drawing(chart=roofline_chart(one.intensity, known, title), table=times_table(times))
     if known and times[0].seconds is not None:
-        formats = dict.fromkeys((*_SIDE_BY_SIDE, one.dtype))
-        own = {dtype: einsum_times(replace(one, dtype=dtype), devices) for dtype in formats}
+        formats = dict.fromkeys((*_SIDE_BY_SIDE, one.dtype), times)
+        others = [dtype for dtype in formats if dtype != one.dtype]
+        own = formats | {dtype: einsum_times(replace(one, dtype=dtype), devices) for dtype in others}
         title = f"The same in {', '.join(formats)}"
         yield Drawing(chart=formats_chart(own, title), table=formats_table(own))
     for time in times[:1]:

@@ -16,7 +16,7 @@ from trainledger.forecast.plan.layouts.result import Gap, Layouts, Rejected
 from trainledger.forecast.plan.layouts.stages import ROUNDING, Pipelines, States
 from trainledger.forecast.predict.clock import Clock
 from trainledger.forecast.predict.device_memory import memory_of_device
-from trainledger.forecast.predict.interval import kept_free
+from trainledger.forecast.predict.interval import EVEN, kept_free
 from trainledger.forecast.predict.parallel_step import straggling
 from trainledger.forecast.predict.roofline import NoRate
 from trainledger.forecast.predict.step import basis_of
@@ -55,7 +55,7 @@ def search(
     limit_seconds: float = 30.0,
     front: bool = True,
     first: bool = False,
-    chance: float = 0.5,
+    chance: float = EVEN,
     progress: Progress | None = None,
 ) -> Layouts:
     """The best layouts of a run on the ``cluster.count`` devices of a machine, by predicted seconds of a step.
