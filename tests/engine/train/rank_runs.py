@@ -2,8 +2,9 @@
 
 Arguments: a JSON file with a list of runs: directory, layout, fields of the tiny run, resume, whether each rank meters
 a step, the step after which rank 0 is told to stop (SIGTERM), the seconds of a collective, the largest file that a rank
-may write, the indices of batches with a poisoned token, the batch that one data rank cannot read, and a text to train
-on (what each rank has seen of it is written beside it). The exit code of each is written beside it by each rank.
+may write, the indices of batches with a poisoned token, the batch that one data rank cannot read, fields of the run's
+own data, and a text to train on (what each rank has seen of it is written beside it). The exit code of each is written
+beside it by each rank.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from tiny_run import CountingFeed, Poisoned, poisoned, tiny_run, unreadable
 from trainledger.engine.train.observer import Observer, StepRecord
 from trainledger.spec.cluster import Cluster
 from trainledger.spec.layout import Layout
+from trainledger.spec.parts import with_fields
 from trainledger.spec.run import Run
 
 SECONDS = 500
@@ -35,6 +37,7 @@ def run_of(described: dict[str, Any]) -> Run:
     fields = dict(described.get("fields", {}))
     run = tiny_run(fields.pop("model", None), **fields)
     layout = Layout(**described.get("layout", {}))
+    run = replace(run, data=with_fields(run.data, described.get("data", {})))
     return replace(run, layout=layout, cluster=Cluster(count=layout.devices))
 
 
@@ -110,6 +113,7 @@ def _train(described: dict[str, Any]) -> int:
     from torch.distributed.tensor import debug
 
     from trainledger.answers.closed_loop import RankMeasuring
+    from trainledger.engine.data.loader import open_loader
     from trainledger.engine.train.engine import train
     from trainledger.engine.train.stop import Stopped
     from trainledger.observe.measure.meter import StepMeter
@@ -122,7 +126,9 @@ def _train(described: dict[str, Any]) -> int:
         resource.setrlimit(resource.RLIMIT_FSIZE, (largest, resource.RLIM_INFINITY))
     watching: list[Observer] = [StopAfter(described.get("stop_after"))] if first else []
     bad, text = described.get("bad"), described.get("text")
-    feed = CountingFeed if text is None else reading(Path(text))
+    feed: Any = CountingFeed if text is None else reading(Path(text))
+    if "data" in described:
+        feed = open_loader
     if bad is not None:
         watching.append(Poisoned())
         feed = poisoned(bad)

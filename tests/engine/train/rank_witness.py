@@ -28,7 +28,7 @@ from trainledger.engine.nn.transformer import Transformer
 from trainledger.engine.train.parallel.context import spread_tokens
 from trainledger.engine.train.parallel.data_parallel import ShardedUpdate
 from trainledger.engine.train.parallel.mesh import data_rank, mesh_of
-from trainledger.engine.train.parallel.model_on_rank import RanksTogether, optimizer_on_rank
+from trainledger.engine.train.parallel.model_on_rank import RanksTogether, optimizer_on_rank, reference_on_rank
 from trainledger.engine.train.precision import build_model, stepped
 from trainledger.engine.train.step import optimizer_step
 from trainledger.spec.run import Run
@@ -157,6 +157,9 @@ def run_case(run: Run, rank: int, *, peft: bool = False) -> dict[str, Any]:
         spread_tokens(model, layout, mesh, run.recipe.seq_len)
     model, again = spread_gathering(model, layout, mesh, run.recipe.precision)
     update = ShardedUpdate(model, layout, mesh) if layout.shard_ranks > 1 and layout.zero < 3 else None
+    if run.recipe.objective.reference == "device" and run.recipe.lora is None:
+        whole: Any = model.module if isinstance(model, nn.parallel.DistributedDataParallel) else model
+        reference_on_rank(run, whole, mesh, torch.device("cpu"))
     together = RanksTogether(layout, mesh, update=update)
     optimizer = optimizer_on_rank(model, run.recipe, together)
     losses, peaks = [], []
@@ -196,13 +199,14 @@ def storage_nbytes(tensors: list[Tensor]) -> int:
     return sum({each.untyped_storage()._cdata: each.untyped_storage().nbytes() for each in tensors}.values())
 
 
-def batches_of(run: Run, step: int, data_rank: int) -> list[tuple[Tensor, Tensor]]:
-    """The data rank's micro-batches of the step's tokens."""
+def batches_of(run: Run, step: int, data_rank: int) -> list[tuple[Tensor, ...]]:
+    """The data rank's micro-batches of the step's tokens, and losses where a reference is precomputed."""
     generator = torch.Generator().manual_seed(step)
     ids = torch.randint(0, run.model.vocab_size, (run.recipe.global_batch, run.recipe.seq_len + 1), generator=generator)
     rows = run.device_batch * run.grad_accum
     own = ids[data_rank * rows : (data_rank + 1) * rows].split(run.device_batch)
-    return [(each[:, :-1].contiguous(), each[:, 1:].contiguous()) for each in own]
+    known = [torch.ones(run.device_batch)] if run.recipe.objective.reference == "precomputed" else []
+    return [(each[:, :-1].contiguous(), each[:, 1:].contiguous(), *known) for each in own]
 
 
 def main(cases: str, rank: str, out: str) -> None:

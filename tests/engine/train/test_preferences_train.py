@@ -19,14 +19,12 @@ from trainledger.engine.nn.init import initialize
 from trainledger.engine.nn.objective import loss_of_batch
 from trainledger.engine.nn.weights import stored_in
 from trainledger.engine.train.engine import train
-from trainledger.engine.train.parallel.refusals import refuse_on_ranks
 from trainledger.engine.train.precision import add_reference, build_model
 from trainledger.engine.train.stop import Interrupted
 from trainledger.engine.train.trained import write_start
 from trainledger.ledger.ranks import figures
 from trainledger.ledger.step import account
 from trainledger.observe.measure.meter import StepMeter
-from trainledger.spec.layout import Layout
 from trainledger.spec.parts import with_fields
 from trainledger.spec.problem import InvalidInput
 from trainledger.spec.run import Run
@@ -141,8 +139,6 @@ def test_what_is_of_documents_is_refused(tmp_path: Path, capsys: pytest.CaptureF
     said = capsys.readouterr().err
     assert "has pairs, which are tokenized when training begins" in said
     assert "is not a run with held-out text; name files, directories or globs" in said
-    with pytest.raises(InvalidInput, match="is trained in one process only so far"):
-        refuse_on_ranks(replace(run, layout=Layout(shard=2)))
 
 
 def test_rows_are_prompt_and_answer_between_end_tokens(tmp_path: Path) -> None:

@@ -193,7 +193,7 @@ def open_loader(
     """
     recipe = run.recipe
     if recipe.objective.reference is not None:
-        return open_pairs(run, device)
+        return open_pairs(run, device, rank=rank, ranks=ranks)
     mixture = open_mixture(run.data, vocab_size=run.model.vocab_size, progress=progress)
     mixture.check_vocabulary(run.model.vocab_size)
     return Loader(

@@ -9,6 +9,7 @@ Shapes: B rows of a micro-batch, T = seq_len.
 from __future__ import annotations
 
 import hashlib
+import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,11 +26,13 @@ from trainledger.engine.data.tokenizer import ByteTokenizer, Ids, Tokenizer, rea
 from trainledger.spec.problem import InvalidInput, Problem
 from trainledger.spec.run import DataSpec, Run
 from trainledger.spec.runfile import vocabulary_problem
+from trainledger.spec.units import ceil_div
 
 PROMPT, ANSWERS = "prompt", ("chosen", "rejected")
 IGNORED = -100
 
 Losses = Callable[[Tensor, Tensor], Tensor]  # inputs_BT and targets_BT to the summed loss of each row
+Together = Callable[[Callable[[], list[list[float]]]], list[list[list[float]]]]  # of every rank, by rank
 
 
 @dataclass(frozen=True)
@@ -41,16 +44,20 @@ class Pair:
 
 
 class Pairs:
-    """The batches of a run on preferences: a `train.step.Feed` of one process, whose text is in memory."""
+    """The batches of a run on preferences: a `train.step.Feed` whose text is in memory.
+
+    ``rank`` of ``ranks`` gets its pairs of every global batch.
+    """
 
     unigram_entropy = None
     shares: Mapping[str, float] = {"": 1.0}
 
     def __init__(self, run: Run, tokenizer: Tokenizer, corpus: Corpus, pairs: Sequence[Pair], held: Sequence[Pair],
-                 device: torch.device | str, remarks: Sequence[str]) -> None:  # fmt: skip
+                 device: torch.device | str, remarks: Sequence[str], rank: int, ranks: int) -> None:  # fmt: skip
         self.recipe, self.micro_batch = run.recipe, run.device_batch
         self.train, self.held_out = tuple(pairs), tuple(held)
         self.device, self.remarks = torch.device(device), remarks
+        self.rank, self.ranks = rank, ranks
         self.end_id = tokenizer.end_id
         self.tokenizer_definition = tokenizer.definition
         identity = f"pairs {corpus.sha256} {tokenizer.fingerprint} {run.data.validation_fraction}"
@@ -64,35 +71,42 @@ class Pairs:
 
     def batches(self, first_step: int) -> Iterator[Sequence[tuple[Tensor, ...]]]:
         """The micro-batches of step ``first_step``, of the next, and so on; each epoch has an order of its own."""
-        step, count = first_step, self.recipe.global_batch // 2
-        while True:
-            yield [self._batch(pairs) for pairs in self._divided([self.train[at] for at in self._order(step, count)])]
-            step += 1
+        count = self.recipe.global_batch // 2 // self.ranks
+        for step in itertools.count(first_step):
+            own = self._order(step, self.rank * count, count)
+            yield [self._batch(pairs) for pairs in self._divided([self.train[at] for at in own])]
 
     def documents(self, step: int) -> Sequence[str]:
         """The places of the records that the batch of a step has."""
-        return [self.train[at].place for at in self._order(step, self.recipe.global_batch // 2)]
+        return [self.train[at].place for at in self._order(step, 0, self.recipe.global_batch // 2)]
 
     def validation(self, source: str = "") -> Iterator[tuple[Tensor, ...]]:
         """The held-out batches, the same each time."""
         return map(self._batch, self._divided(self.held_out[: self.validation_sequences[source] // 2]))
 
-    def take_reference(self, losses: Losses) -> None:
-        """Have the reference's losses of all pairs, in the order of the records, for batches from now on."""
-        known: dict[int, Tensor] = {}
-        for pairs in self._divided([*self.train, *self.held_out]):
-            inputs_BT, targets_BT, *_ = self._batch(pairs)
-            rows = losses(inputs_BT, targets_BT).view(-1, 2)
-            known |= {id(pair): row.clone() for pair, row in zip(pairs, rows, strict=True)}
-        self._known = known
+    def take_reference(self, losses: Losses, together: Together) -> None:
+        """Have the reference's losses of all pairs, in the order of the records, for batches from now on.
+
+        Data ranks take micro-batches in turn, equally many, and ``together`` gives all of them what each has.
+        """
+        divided = list(self._divided([*self.train, *self.held_out]))
+        turns = ceil_div(len(divided), self.ranks)
+        taken = (divided[min(self.rank * turns + turn, len(divided) - 1)] for turn in range(turns))
+        own = [losses(*self._batch(pairs)[:2]).tolist() for pairs in taken]
+        every = itertools.chain(*together(lambda: own))
+        self._known = {
+            id(pair): torch.tensor(rows[2 * at : 2 * at + 2], device=self.device)
+            for pairs, rows in zip(divided, every, strict=False)
+            for at, pair in enumerate(pairs)
+        }
 
     def close(self) -> None:
         """Nothing is open."""
 
-    def _order(self, step: int, count: int) -> list[int]:
-        n = len(self.train)
+    def _order(self, step: int, first: int, count: int) -> list[int]:
+        n, whole = len(self.train), self.recipe.global_batch // 2
         order: list[int] = sequences_of_step(
-            n, seed=self.recipe.seed, step=step, global_batch=count, first=0, count=count
+            n, seed=self.recipe.seed, step=step, global_batch=whole, first=first, count=count
         ).tolist()
         return order
 
@@ -115,7 +129,7 @@ class Pairs:
         return (*batch, torch.cat([self._known[id(pair)] for pair in pairs]))
 
 
-def open_pairs(run: Run, device: torch.device | str) -> Pairs:
+def open_pairs(run: Run, device: torch.device | str, *, rank: int = 0, ranks: int = 1) -> Pairs:
     """The pairs of a run's data.
 
     Raises InvalidInput for text that cannot be read, a tokenizer that would be trained, a vocabulary larger than the
@@ -159,7 +173,7 @@ def open_pairs(run: Run, device: torch.device | str) -> Pairs:
         remarks.append(
             f"Of {cut:,} pairs an answer is cut off at {length}; {without:,} with a longer prompt are left out."
         )
-    return Pairs(run, tokenizer, corpus, *split, device, remarks)
+    return Pairs(run, tokenizer, corpus, *split, device, remarks, rank, ranks)
 
 
 def _records(corpus: Corpus, data: DataSpec) -> Iterator[tuple[Document, list[str]]]:

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
 from trainledger.engine.nn.lora import adapters_off
 from trainledger.engine.nn.loss import cross_entropy, run_loss
@@ -24,7 +25,8 @@ def loss_of_batch(model: nn.Module, batch: Sequence[Tensor], recipe: Recipe) -> 
     inputs_BT, targets_BT, *known = batch
     if not isinstance(recipe.objective, DPO):
         return run_loss(model, inputs_BT, targets_BT, recipe)
-    reference_B = known[0] if known else reference_losses(model, inputs_BT, targets_BT, recipe)
+    alone = model.module if isinstance(model, DistributedDataParallel) else model  # a reference has no gradients to sum
+    reference_B = known[0] if known else reference_losses(alone, inputs_BT, targets_BT, recipe)
     return preference(sequence_losses(model, inputs_BT, targets_BT, recipe), reference_B, recipe.objective.beta)
 
 

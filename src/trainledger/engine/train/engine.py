@@ -24,7 +24,12 @@ from trainledger.engine.train.loop import TrainingLoop
 from trainledger.engine.train.observer import Finished, Observer, TrainingState
 from trainledger.engine.train.optimizer import build_optimizer
 from trainledger.engine.train.parallel.mesh import data_rank, limit_waiting, mesh_of
-from trainledger.engine.train.parallel.model_on_rank import RanksTogether, model_on_rank, optimizer_on_rank
+from trainledger.engine.train.parallel.model_on_rank import (
+    RanksTogether,
+    model_on_rank,
+    optimizer_on_rank,
+    reference_on_rank,
+)
 from trainledger.engine.train.parallel.refusals import refuse_on_ranks
 from trainledger.engine.train.precision import (
     LossScaler,
@@ -180,7 +185,7 @@ def _prepare(
             ranks.together(lambda: restore(state, path, say))
         elif isinstance(optimizer, MasterWeights):
             optimizer.begin()
-        _compare_with_reference(run, model, ranks, feed)
+        _compare_with_reference(run, model, ranks, mesh, feed)
     if resume and path is None:
         say(f"{run_dir} has no valid checkpoint; the run starts at step 0.")
     if resume:
@@ -269,19 +274,25 @@ def _begun(run: Run, model: Transformer, say: Say) -> dict[str, str] | None:
 
 
 # A reference is the model as the run began, and no part of a checkpoint: each start makes it anew.
-def _compare_with_reference(run: Run, model: Transformer, ranks: Ranks, feed: Feed) -> None:
+def _compare_with_reference(run: Run, model: Transformer, ranks: Ranks, mesh: DeviceMesh | None, feed: Feed) -> None:
     """Put the frozen reference of preferences beside a model, or have the feed take its losses once."""
     recipe = run.recipe
     if recipe.objective.reference is None:
         return
-    if recipe.lora is None:
+    if recipe.lora is None and mesh is None:
         with ranks.device:
             reference = add_reference(model, run)
         _begun(run, reference, lambda sentence: None)
+    elif recipe.lora is None and mesh is not None:
+        reference = reference_on_rank(run, model, mesh, ranks.device)
+        if recipe.initial_weights is not None:
+            ranks.together(lambda: start_from(run, reference, lambda sentence: None))
     if recipe.objective.reference == "precomputed":
         assert isinstance(feed, Pairs), "only pairs are compared with a reference once"
         with autocast(recipe.precision, ranks.device):
-            feed.take_reference(lambda inputs, targets: reference_losses(model, inputs, targets, recipe))
+            feed.take_reference(
+                lambda inputs, targets: reference_losses(model, inputs, targets, recipe), ranks.together
+            )
         model.reference = None
 
 

@@ -42,9 +42,9 @@ def build_model(spec: ModelSpec, recipe: Recipe, *, adapted: bool = True, sharde
     return model
 
 
-def add_reference(model: Transformer, run: Run) -> Transformer:
+def add_reference(model: Transformer, run: Run, *, sharded: bool = False) -> Transformer:
     """Put a frozen reference, not yet initialized, beside a model on torch's current default device, and give it."""
-    model.reference = build_model(run.model, run.recipe).requires_grad_(False)
+    model.reference = build_model(run.model, run.recipe, sharded=sharded).requires_grad_(False)
     return model.reference
 
 

@@ -37,9 +37,16 @@ _PLACEMENT: Any = getattr(_common, "ShardPlacementResult", None)
 # All else is one group that stays gathered (torch's default for a root module): embedding, last norm and head are used
 # at both ends of a step, and a second gather would send them twice.
 def shard(
-    model: nn.Module, layout: Layout, mesh: DeviceMesh, precision: Precision, experts: DeviceMesh | None = None
+    model: nn.Module,
+    layout: Layout,
+    mesh: DeviceMesh,
+    precision: Precision,
+    experts: DeviceMesh | None = None,
+    *,
+    frozen: bool = False,
 ) -> None:
-    """FSDP2: each block a group of its own, all else one group that stays gathered until its backward is over.
+    """FSDP2: each block a group of its own, all else one group that stays gathered until its backward is over, or of a
+    ``frozen`` model, which has none, until its forward is.
 
     Where the precision gathers in another format than it holds, FSDP2 makes the copies and widens the gradients.
     Experts that are spread over ranks (``experts`` has both axes) are sharded over those that have the same, and whole
@@ -59,8 +66,8 @@ def shard(
     elif alike is not None:
         given["shard_placement_fn"] = _placement(model, with_replicas(layout, mesh, alike))
     for block in model.layers:  # type: ignore[union-attr]
-        fully_shard(block, reshard_after_forward=layout.reshards, **given)
-    fully_shard(model, **given)
+        fully_shard(block, reshard_after_forward=frozen or layout.reshards, **given)
+    fully_shard(model, reshard_after_forward=True if frozen else None, **given)
     if layout.prefetch != 1:
         _prefetch(list(model.layers), layout.prefetch)  # type: ignore[arg-type]
 

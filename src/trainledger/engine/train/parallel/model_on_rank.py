@@ -18,6 +18,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import loss_parallel
 
@@ -30,7 +31,7 @@ from trainledger.engine.train.parallel.expert import finish_expert_gradients, sp
 from trainledger.engine.train.parallel.mesh import expert_mesh, local, put
 from trainledger.engine.train.parallel.pipeline import Pipeline, Stage, stages_of
 from trainledger.engine.train.parallel.tensor import finish_gradients, refuse_to_split, split
-from trainledger.engine.train.precision import build_model
+from trainledger.engine.train.precision import add_reference, build_model
 from trainledger.engine.train.step import Batch, Clock, derive
 from trainledger.spec.layout import Layout
 from trainledger.spec.precision import Precision
@@ -227,6 +228,23 @@ def model_on_rank(
     elif run.layout.zero < 3:
         update = ShardedUpdate(model, run.layout, mesh)
     return model, RanksTogether(run.layout, mesh, replicas, update=update)
+
+
+def reference_on_rank(run: Run, model: Transformer, mesh: DeviceMesh, device: torch.device) -> Transformer:
+    """Put a frozen reference beside this rank's part of a model, divided as that is, with the values of a new run."""
+    sharded = run.layout.shard_ranks > 1 and run.layout.zero == 3
+    with device, _parameters_on_meta():
+        reference = add_reference(model, run, sharded=sharded)
+    if sharded:
+        shard(reference, run.layout, mesh, run.recipe.precision, frozen=True)
+    _give_memory(reference, device)
+    initialize(reference, seed=derive(run.recipe.seed, "init"), put=put, width_factor=run.width_factor)
+    if sharded:  # the root of FSDP2 is what runs first, and the reference does, which is a part of the model
+        state: Any = fully_shard.state(model)  # type: ignore[attr-defined]
+        state._lazy_init()
+        # Backward gathers ahead what ran before a block, which for the first would be the end of the reference.
+        reference.register_forward_hook(lambda *_: state._comm_ctx.post_forward_order.clear())
+    return reference
 
 
 def optimizer_on_rank(

@@ -26,7 +26,6 @@ def refuse_on_ranks(run: Run) -> None:
     not_alike = "would not be the same on all tensor ranks"
     of_parts = "is not taken of logits of which each tensor rank has a part"
     rules = (
-        ("recipe.objective", recipe.objective.reference and recipe.objective.kind, alone, "next-token"),
         ("recipe.precision", precision.loss_scaling and precision.kind, alone, "bf16-mixed"),
         ("recipe.precision", divided and precision.master and precision.kind, alone, "bf16-sharded"),
         ("recipe.optimizer", divided and optimizer in _OF_OTHER_SHAPES and optimizer, alone, "adamw"),
