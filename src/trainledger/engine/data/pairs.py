@@ -89,6 +89,7 @@ class Pairs:
 
         Data ranks take micro-batches in turn, equally many, and ``together`` gives all of them what each has.
         """
+        # Ranks that gather weights together take equally many turns: the last ones may repeat the last micro-batch.
         divided = list(self._divided([*self.train, *self.held_out]))
         turns = ceil_div(len(divided), self.ranks)
         taken = (divided[min(self.rank * turns + turn, len(divided) - 1)] for turn in range(turns))

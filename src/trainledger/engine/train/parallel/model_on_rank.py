@@ -239,10 +239,13 @@ def reference_on_rank(run: Run, model: Transformer, mesh: DeviceMesh, device: to
         shard(reference, run.layout, mesh, run.recipe.precision, frozen=True)
     _give_memory(reference, device)
     initialize(reference, seed=derive(run.recipe.seed, "init"), put=put, width_factor=run.width_factor)
-    if sharded:  # the root of FSDP2 is what runs first, and the reference does, which is a part of the model
+    if sharded:
+        # The root of FSDP2 is what runs first (torch 2.13, ``FSDPState._lazy_init``), and the reference does so before
+        # the model, of which it is a part.
         state: Any = fully_shard.state(model)  # type: ignore[attr-defined]
         state._lazy_init()
-        # Backward gathers ahead what ran before a block, which for the first would be the end of the reference.
+        # Backward gathers ahead what ran before a block: for the first that would be the end of the reference
+        # (``FSDPParamGroup._backward_prefetch``).
         reference.register_forward_hook(lambda *_: state._comm_ctx.post_forward_order.clear())
     return reference
 
