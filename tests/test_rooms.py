@@ -149,7 +149,7 @@ CEILINGS: dict[str, tuple[int, int, int]] = {
     "answers": (80, 11055, 1313),
     "catalog": (3, 251, 22),
     "cli": (14, 2013, 327),
-    "engine": (66, 9795, 1055),
+    "engine": (66, 9835, 1064),
     "forecast": (55, 9533, 842),
     "ledger": (45, 7003, 517),
     "observe": (40, 5832, 626),
@@ -160,7 +160,7 @@ CEILINGS: dict[str, tuple[int, int, int]] = {
     "web": (27, 3895, 483),
 }
 # Of the whole: files, lines, ``fmt: skip``, short files with a single importer in their folder.
-MOST_FILES, MOST_LINES, MOST_SKIPS, MOST_LONE = 452, 98039, 147, 2
+MOST_FILES, MOST_LINES, MOST_SKIPS, MOST_LONE = 452, 98094, 147, 2
 
 
 @pytest.mark.parametrize("room", CEILINGS)
@@ -181,7 +181,7 @@ def test_the_house_keeps_below_its_ceilings() -> None:
 
 
 # Of own modules inside functions: those left keep torch, numpy, sympy or an optional package out of light paths.
-MOST_LATE_IMPORTS = 120
+MOST_LATE_IMPORTS = 73
 
 
 def test_no_circle_of_files_over_every_import_typing_only_and_late_ones_too() -> None:
@@ -228,7 +228,7 @@ def lines_of(paths: Iterable[Path]) -> int:
     return sum(path.read_text(encoding="utf-8").count("\n") for path in paths)
 
 
-MOST_TEST_LINES = 70_911
+MOST_TEST_LINES = 71_029
 
 
 def test_tests_keep_below_their_ceiling() -> None:
