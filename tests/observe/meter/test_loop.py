@@ -1,6 +1,7 @@
 """`meter_loop`: what it leaves in a directory, what it refuses, and what reads it."""
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -13,9 +14,22 @@ from trainledger.answers.pages import reconciliation
 from trainledger.answers.pages.record import read_run
 from trainledger.answers.pages.runs import page
 from trainledger.forecast.predict.forecast import Forecast
+from trainledger.forecast.predict.step import step_time
+from trainledger.observe.meter import usage
 from trainledger.report.terminal import text
+from trainledger.spec.calibration import Calibration, KernelTime
 
 pytestmark = pytest.mark.torch
+
+_KERNELS = [("matmul", ""), ("attention", ""), ("attention", "backward"), ("copy", "")]
+MACHINE = Calibration(
+    title="a machine", backend="cpu", date="2026-01-02", torch_version="2.13.0", threads=2, cores=2,
+    kernels=tuple(
+        KernelTime(kind=kind, dtype="fp32", shape=(64, 64, 64), flops=2 * 64**3, nbytes=48, seconds=1e-5, phase=phase)
+        for kind, phase in _KERNELS
+    ),
+    operation_seconds=1e-6, storage_bytes_per_second=1e8, memory_nbytes=8 * 10**9, update_seconds=1e-4,
+)  # fmt: skip
 
 
 def model_and_optimizer():
@@ -181,6 +195,51 @@ def test_a_forecast_is_kept_and_compared(tmp_path):
         train(meter, model, optimizer, 30)
     assert any("times the forecast" in each for each in said)
     assert read_run(tmp_path / "run").reconciliation["step_seconds"].ratio > 100
+
+
+def traced_step(model, optimizer):
+    tokens_BT, labels_BT = (torch.zeros(2, 16, dtype=torch.long) for _ in range(2))
+
+    def loss_of(logits_BTV, labels_BT):
+        return nn.functional.cross_entropy(logits_BTV.flatten(0, 1), labels_BT.flatten())
+
+    return tl.trace(model, tokens_BT, loss=loss_of, label=labels_BT, optimizer=optimizer)
+
+
+@pytest.mark.parametrize("measured", [False, True])
+def test_a_traced_step_of_the_loop_is_its_forecast(tmp_path, monkeypatch, measured):
+    monkeypatch.setattr(usage, "find_calibration", lambda backend: MACHINE if measured else None)
+    model, optimizer = model_and_optimizer()
+    traced = traced_step(model, optimizer)
+    with tl.meter_loop(model, optimizer, tmp_path / "run", forecast=traced, deep=2) as meter:
+        train(meter, model, optimizer, 10)
+    record = read_run(tmp_path / "run")
+    rows = record.reconciliation
+    assert rows["flops"].predicted == rows["flops"].measured == traced.matmul_flops
+    assert rows["kept_nbytes"].predicted == rows["kept_nbytes"].measured == traced.kept_nbytes
+    assert rows["peak_nbytes"].predicted == traced.peak().nbytes
+    assert rows["peak_nbytes"].difference == 4  # the loss of the step before, which the loop holds
+    assert rows["parameters"].predicted == rows["parameters"].measured
+    assert (rows["step_seconds"].predicted is not None) == measured
+    assert (rows["tokens_per_second"].predicted is not None) == measured
+    assert ("trainledger measure machine" in " ".join(rows.notes)) != measured
+    if measured:
+        seconds = step_time(traced, MACHINE, tensors=len(list(model.parameters()))).seconds
+        assert rows["step_seconds"].predicted == pytest.approx(seconds)
+        assert rows["tokens_per_second"].predicted == pytest.approx(32 / seconds)
+        assert {"forward", "backward", "optimizer"} <= {part.name for part in rows["step_seconds"].parts}
+    assert record.predicted_ledger == traced
+
+
+def test_a_trace_that_ended_early_is_no_forecast(tmp_path):
+    model, optimizer = model_and_optimizer()
+    partial = replace(traced_step(model, optimizer), partial="an operation has no fake")
+    said = []
+    with tl.meter_loop(model, optimizer, tmp_path / "run", forecast=partial, say=said.append) as meter:
+        train(meter, model, optimizer, 3)
+    assert "forecast = a trace that ended early" in said[0]
+    assert read_run(tmp_path / "run").forecast is None
+    assert len(read_run(tmp_path / "run").steps) == 3
 
 
 @pytest.mark.parametrize("deep", [None, 3])

@@ -142,7 +142,10 @@ def page(found: Reconciliation | RunRecord) -> Document:
 
 
 _RECORD_A_STEP = "What is not measured here a recorded step tells: tl.meter_loop(..., deep=20)."
-_GIVE_A_FORECAST = "A forecast to compare with: tl.meter_loop(..., forecast=tl.predict(run))."
+_GIVE_A_FORECAST = (
+    "A forecast to compare with: tl.meter_loop(..., forecast=traced), of traced = tl.trace(model, batch, loss=..., "
+    "optimizer=optimizer) or of a run file, tl.predict(run)."
+)
 
 
 _NEEDS_A_PEAK = (

@@ -95,8 +95,11 @@ class RunDirectory:
         """Close the files; the measurement is made of all lines. ``state`` is finished, interrupted or failed."""
         self.event("finish" if state == "finished" else state, step, seconds=seconds)
         self._metrics.close()
-        lines, today, version = read_lines(self._metrics.path), date.today().isoformat(), str(torch.__version__)
+        lines, today, version = list(read_lines(self._metrics.path)), date.today().isoformat(), str(torch.__version__)
         facts: dict[str, Any] = {"device": title(self._device), "torch_version": version, "date": today}
+        if self._device.type == "cuda":  # elsewhere it is what the process holds resident
+            peaks = [line["peak_memory_nbytes"] for line in lines if line.get("peak_memory_nbytes")]
+            facts["allocator_peak_nbytes"] = max(peaks, default=None)
         measured = measured_run(lines, ledger, metered=self._slowed, disturbed=self._disturbed, **facts)
         write_json(replace(measured, parameters=parameters), self.path / "measured.json")
         if ledger is not None:

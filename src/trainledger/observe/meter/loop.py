@@ -19,6 +19,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves
 
 from trainledger.forecast.predict.forecast import Forecast
+from trainledger.ledger.ledger import Ledger, write_ledger
 from trainledger.observe.meter.deep import DeepSteps, Piles
 from trainledger.observe.meter.directory import RunDirectory, begin, send
 from trainledger.observe.meter.phases import (
@@ -48,7 +49,7 @@ def meter_loop(
     *,
     tokens_per_step: int | None = None,
     model_flops_per_step: int | None = None,
-    forecast: Forecast | None = None,
+    forecast: Forecast | Ledger | None = None,
     deep: int | None = None,
     first_step: int = 1,
     say: Callable[[str], None] = _LOG.warning,
@@ -60,7 +61,8 @@ def meter_loop(
     ends with the last. Nothing is waited for: on an accelerator times are those of events in its stream. Lines go to
     ``metrics.jsonl`` of the directory (``runs/SCRIPT-DATE`` where none is named), which `trainledger runs` and
     `trainledger reconcile` read, and to TensorBoard, W&B or MLflow where the loop uses them. What leaves the usual or
-    the ``forecast`` (of `trainledger.predict`) is said at once, through ``say``.
+    the ``forecast`` is said at once, through ``say``: of `trainledger.predict`, or a ledger of the loop's step, as
+    `trainledger.trace` gives it of one rank, whose time is at the rates of this machine.
 
     ``tokens_per_step`` is of all ranks; None: the integers that the model of this rank takes. FLOPs for MFU are
     ``model_flops_per_step``, else those of the recorded step, else 6 per parameter and token. ``deep`` is the number of
@@ -120,7 +122,7 @@ class LoopMeter:
         run_dir: str | Path | None,
         tokens: int | None,
         model_flops: int | None,
-        forecast: Forecast | None,
+        forecast: Forecast | Ledger | None,
         deep: int | None,
         first_step: int,
         hear_model: bool,
@@ -134,9 +136,13 @@ class LoopMeter:
         self._usage = Usage(device)
         self._piles = Piles()
         self._ranks = RankTimes(self.rank, self._world)
+        traced = forecast if isinstance(forecast, Ledger) and not forecast.partial else None
+        if traced is not None:
+            forecast = self._speed.forecast(traced, traced=True)
         if not isinstance(forecast, Forecast | None):
-            kind = type(forecast).__name__
-            self._say(f"forecast = {kind}: must be what trainledger.predict gives; the loop is metered without it")
+            kind = type(forecast).__name__ if not isinstance(forecast, Ledger) else "a trace that ended early"
+            rule = "must be what trainledger.predict gives, or a whole trace of a step"
+            self._say(f"forecast = {kind}: {rule}; the loop is metered without it")
             forecast = None
         expected = forecast if forecast is not None else Forecast()
         self._watch = Watch(expected.step_seconds, expected.step_seconds_by_phase)
@@ -146,6 +152,8 @@ class LoopMeter:
         self._clock = LoopClock(device, first_step)
         if self.rank == 0:
             self.directory = self._stack.enter_context(begin(run_dir, device, first_step - 1, forecast, self._say))
+            if traced is not None:
+                write_ledger(traced, self.directory.path / "predicted-ledger.json.gz")
         self._hears_model, self._unheard = hear_model, 0  # steps since a forward of the model was heard
         self._hooks = Hooks(model if hear_model else None, optimizers, self._clock, self._updated, self.guest)
         self._stack.callback(self._hooks.remove)

@@ -6,6 +6,7 @@ import os
 import resource
 import sys
 import time
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ from trainledger.engine.train.device import host_threads
 from trainledger.forecast.predict.forecast import Forecast
 from trainledger.forecast.predict.roofline import matmul_dtype, mfu
 from trainledger.forecast.predict.step import step_time
-from trainledger.ledger.ledger import Ledger
+from trainledger.ledger.ledger import Ledger, summary
 from trainledger.ledger.rules_of_thumb import training_flops
 from trainledger.observe.measure.hardware import others_between, pace_of, processor_use
 from trainledger.spec.calibration import Calibration, find_calibration
@@ -112,19 +113,31 @@ class Speed:
             found["mfu"] = mfu(flops, seconds, peak * self._ranks)
         return found
 
-    def forecast(self, ledger: Ledger) -> Forecast | None:
-        """What the operations of a recorded step take at the rates of this machine; None where it was not measured."""
-        if self._machine is None:
+    def forecast(self, ledger: Ledger, *, traced: bool = False) -> Forecast | None:
+        """What the operations of a recorded or ``traced`` step of this rank take at the rates of this machine.
+
+        A trace also predicts FLOPs and bytes, which a record measures; None is a record on a machine without rates.
+        """
+        if self._machine is None and not traced:
             return None
-        step, peak = step_time(ledger, self._machine), self._peaks.get(matmul_dtype(ledger))
-        share = mfu(ledger.model_flops, step.seconds, peak) if step.seconds and peak else None
-        return Forecast(
-            model_flops=ledger.model_flops,
-            step_seconds=step.seconds,
-            step_seconds_by_phase=step.by_phase,
-            tokens_per_second=ledger.tokens / step.seconds if step.seconds else None,
-            mfu=share,
-            peak_flops_per_second=peak,
-            basis={"step_seconds": step.basis},
-            notes=("the forecast is of the operations of the recorded step, at the rates of this machine", *step.notes),
-        )
+        figures = {"model_flops": ledger.model_flops}
+        if traced:
+            figures = summary(ledger) | {"tokens_per_step": ledger.tokens * self._ranks or None}
+        timed = Forecast(notes=(f"no step time: {_UNMEASURED}",))
+        if self._machine is not None:
+            step = step_time(ledger, self._machine, tensors=len(self._trained))
+            peak, tokens = self._peaks.get(matmul_dtype(ledger)), figures.get("tokens_per_step", ledger.tokens)
+            timed = Forecast(
+                step_seconds=step.seconds,
+                step_seconds_by_phase=step.by_phase,
+                tokens_per_second=tokens / step.seconds if step.seconds and tokens else None,
+                mfu=mfu(ledger.model_flops, step.seconds, peak) if step.seconds and peak else None,
+                peak_flops_per_second=peak,
+                basis={"step_seconds": step.basis},
+                notes=step.notes,
+            )
+        of_step = f"the forecast is of the operations of the {'traced' if traced else 'recorded'} step"
+        return replace(timed, **figures, notes=(f"{of_step}, at the rates of this machine", *timed.notes))
+
+
+_UNMEASURED = "this machine was not measured (trainledger measure machine)"
