@@ -25,12 +25,20 @@ def test_all_ten_screens_are_walked_with_their_figures_moved_and_their_questions
         assert sorted(shown) == sorted(screen["fields"])
         page.page.locator(".outline.pinned").wait_for(state="attached" if "pin" in screen else "detached")
         page.settled()
-        before = page.page.locator(".picture-first .picture").inner_html()
-        slider = page.slider(screen["fields"][0])
-        at = int(slider.input_value())
-        slider.press("ArrowLeft" if at else "ArrowRight")
-        page.settled()
-        assert page.page.locator(".picture-first .picture").inner_html() != before
+        for name in screen["fields"]:
+            if not (slider := page.slider(name)).count():
+                continue
+            original = page.field(name).input_value()
+            before, large = page.page.locator(".picture-first .picture").inner_html(), page.headlines
+            slider.press("ArrowRight" if slider.input_value() == slider.get_attribute("min") else "ArrowLeft")
+            page.settled()
+            assert page.page.locator(".picture-first .picture").inner_html() != before
+            if number != 4:  # 1e-10 is zero in fp16 too
+                assert next(iter(page.headlines.values())) != next(iter(large.values())), name
+            slider.press("Home")
+            page.settled()
+            assert page.page.locator("#answer.old").count() == 0  # the lowest stop has an answer
+            page.fill(name, original)
         assert f"lesson={number}&" in page.query
         exercise = answers._exercise(answers.CALCULATORS, screen["exercise"]["calculator"], screen["exercise"]["seed"])
         page.page.locator("#guess").fill(f"{exercise.exercise.answer:.5g}")
@@ -42,7 +50,36 @@ def test_all_ten_screens_are_walked_with_their_figures_moved_and_their_questions
                                         arg=f"Lesson, {number + 1} of 10")  # fmt: skip
             page.page.locator("#guess").wait_for()
             page.settled()
-    assert page.page.locator(".score").inner_text() == "The set is done: 10 right of 10."
+    assert page.page.locator("#outcome .score").inner_text() == "The set is done: 10 right of 10."
+    page.button("Finish").click()
+    end = page.page.get_by_role("region", name="End of the lesson")
+    assert end.locator(".score").inner_text() == "10 of 10 exercises right."
+    assert end.locator("ol li").all_inner_texts() == [f"{each['title']}: {each['learnt']}" for each in SCREENS]
+    end.get_by_role("link", name="Five more exercises on time").click()
+    page.settled()
+    assert page.page.locator(".guess .name").inner_text() == "Exercise 1 of 5: 0 right so far"
+
+
+def test_the_numbers_of_the_screens_say_which_exercises_are_right(fresh) -> None:
+    page = fresh("?lesson=2")
+    marks = page.page.locator("#screens [data-right]")
+    page.page.locator("#guess").fill("1")
+    page.button("Check").click()
+    page.page.locator("#outcome .verdict.bad").wait_for()
+    assert marks.count() == 0  # a second try is left
+    page.button("Check").click()
+    page.page.locator("#screens [data-right=false]").wait_for()
+    page.page.locator("#screens a", has_text="1").first.click()
+    page.settled()
+    assert [(each.inner_text(), each.get_attribute("data-right")) for each in marks.all()] == [("2", "false")]
+
+
+def test_the_large_number_is_the_screens_and_in_the_calculator_its_own(fresh) -> None:
+    page = fresh("?lesson=9")
+    assert next(iter(page.headlines)) == "share of attention scores"
+    page.page.locator("#screens > a").click()
+    page.settled()
+    assert next(iter(page.headlines)) == "parameters"
 
 
 def test_a_screen_opens_its_calculator_in_the_same_state_and_back_leads_to_the_screen(fresh) -> None:

@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from itertools import product
 from math import isclose
 from string import Formatter
 
@@ -136,3 +137,23 @@ def test_the_listing_names_the_other_fields_of_a_run() -> None:
     assert "recipe.dropout" in of["breaks"]["others"]
     assert "recipe.seq_len" not in of["breaks"]["others"]  # which has a slider
     assert of["tensor"]["others"] == []
+
+
+@pytest.mark.parametrize("at", range(10))
+def test_each_slider_of_the_lesson_moves_its_large_number_and_has_an_answer_at_both_ends(at: int) -> None:
+    screen = answers.lesson()[at]
+    name, given = screen["calculator"], screen["given"]
+    fields = {field.name: field for field in CALCULATORS[name].fields if field.name in screen["fields"] and field.stops}
+    ends = {
+        each: screen.get("ranges", {}).get(each, (field.stops[0], field.stops[-1])) for each, field in fields.items()
+    }
+    for corner in product(*ends.values()):
+        assert answers.answer(name, given | dict(zip(ends, corner, strict=True)))["headlines"]
+    for each, field in fields.items():
+        low, high = map(field.stops.index, ends[each])
+        asked = [given | {each: field.stops[low + round(part * (high - low) / 3)]} for part in range(4)]
+        cards = [answers.answer(name, query)["headlines"] for query in asked]
+        large = [
+            next((card for card in shown if card["name"] == screen.get("number")), shown[0])["text"] for shown in cards
+        ]
+        assert len(set(large)) >= 3, (each, large)

@@ -148,9 +148,8 @@ def _timed(one: Einsum, time: EinsumTime) -> Iterator[Content]:
         f"On {time.title} at least {format_seconds(bound)}, {time.bound}-bound: {format_seconds(compute)} to compute, "
         f"{format_seconds(memory)} to move; the ridge point of {one.dtype} is {time.ridge:.4g} FLOP/byte."
     )
-    if time.seconds is not None and time.flops_per_second is not None and time.peak_flops_per_second is not None:
-        share = time.flops_per_second / time.peak_flops_per_second
-        rate = f"{format_flops_per_second(time.flops_per_second)}, {format_percent(share)} of the peak"
+    if time.seconds is not None and time.flops_per_second is not None and time.peak_share is not None:
+        rate = f"{format_flops_per_second(time.flops_per_second)}, {format_percent(time.peak_share)} of the peak"
         yield f"Predicted {format_seconds(time.seconds)} (assumed rates): {rate}."
         yield [cut_text(tiling) for tiling in time.tilings]
         yield causes_table(time)
@@ -184,12 +183,9 @@ def times_table(times: Sequence[EinsumTime]) -> Table:
     """Devices side by side: the bound, what limits it, and what is predicted with which tiles and waves."""
     rows: list[tuple[Cell, ...]] = []
     for time in times:
-        reached = None
-        if time.flops_per_second is not None and time.peak_flops_per_second is not None:
-            reached = time.flops_per_second / time.peak_flops_per_second
         waves = ", ".join(f"{cut.waves}" for cut in time.tilings)
         bound = time.bound or "no rate"
-        rows.append((time.device, time.bound_seconds, bound, time.ridge, time.seconds, reached, waves))
+        rows.append((time.device, time.bound_seconds, bound, time.ridge, time.seconds, time.peak_share, waves))
     columns = ("device", "at least", "bound by", "ridge", "predicted", "of peak", "waves")
     return Table("devices", columns, tuple(rows), ("", "seconds", "", "amount", "seconds", "share"), align="lrlrrrr")
 
@@ -202,7 +198,7 @@ def _data(one: Einsum, times: Sequence[EinsumTime]) -> dict[str, Any]:
     found |= {"compute_seconds": None, "memory_seconds": None}
     if times:
         found |= named(times[0], "compute_seconds memory_seconds")
-        found |= {"devices": plain(times, more={EinsumTime: ["bound_seconds"]})}
+        found |= {"devices": plain(times, more={EinsumTime: ["bound_seconds", "peak_share"]})}
         if times[0].note:
             found["note"] = times[0].note
     return found

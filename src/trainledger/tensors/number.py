@@ -72,6 +72,7 @@ class Whole:
 WHOLE = {f"int{bits}": Whole(f"int{bits}", bits) for bits in (64, 32, 16, 8)} | {"uint8": Whole("uint8", 8, False)}
 # Names that mean several formats.
 FAMILIES = {"fp8": ("e4m3", "e5m2"), "fp6": ("e3m2", "e2m3"), "fp4": ("e2m1",)}
+FAMILIES |= {"training": ("fp32", "bf16", "fp16", *FAMILIES["fp8"])}
 FAMILIES |= dict.fromkeys(("int", "integer"), tuple(WHOLE))
 
 

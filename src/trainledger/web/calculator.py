@@ -13,7 +13,8 @@ from trainledger.spec.frozen import frozen
 from trainledger.web.field import Field, Query
 
 Progress = Callable[[str, int, int], None]
-GOOD, BAD, UNKNOWN, PLAIN = "good", "bad", "unknown", "plain"  # plain: a number, neither yes nor no
+GOOD, WARN, BAD = "good", "warn", "bad"
+UNKNOWN, PLAIN = "unknown", "plain"  # plain: a number, neither yes nor no
 _LONGEST = 40  # characters of a binary fraction that is written as a decimal number
 
 

@@ -34,7 +34,7 @@ from trainledger.spec.units import (
 )
 
 UNKNOWNS = ("params", "tokens", "count", "days", "mfu")
-BELOW_THE_PEAK = "what the MFU leaves of the peak"
+BELOW_THE_PEAK = "added, as the MFU is below 100 %"
 NOT_STATIC = "Not in it: activations, buffers of communication, the CUDA context and fragmentation, which `fit` counts."
 HIGHEST_PUBLISHED_MFU = 0.72  # of the collected published runs: FlashAttention-2 (arXiv 2307.08691), table 1
 

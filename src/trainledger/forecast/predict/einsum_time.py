@@ -76,6 +76,11 @@ class EinsumTime:
             return None
         return max(self.compute_seconds, self.memory_seconds)
 
+    @property
+    def peak_share(self) -> float | None:
+        """The share of the peak that is predicted to be reached."""
+        return self.flops_per_second and self.flops_per_second / (self.peak_flops_per_second or 0)
+
 
 def einsum_time(matmuls: Sequence[Matmul], device: Device) -> EinsumTime:
     """The time of matmuls of one dtype on a device of the catalog.

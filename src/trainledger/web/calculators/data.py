@@ -10,11 +10,12 @@ import trainledger as tl
 from trainledger.answers.defaults import sharded
 from trainledger.answers.load import Source, resolve
 from trainledger.answers.loop import headline, interval_chart, interval_table, schedule_chart, schedule_table
+from trainledger.forecast.plan.limits import PASSES
 from trainledger.forecast.plan.training_loop import TrainingLoop
 from trainledger.spec.model import ModelSpec
 from trainledger.spec.recipe import SCHEDULES
 from trainledger.spec.run import Run
-from trainledger.web.calculator import BAD, GOOD, Calculator, Drawing, Headline, Progress, Reply
+from trainledger.web.calculator import BAD, GOOD, WARN, Calculator, Drawing, Headline, Progress, Reply
 from trainledger.web.field import FILE, Field, Query, of_run, one_of, powers, rising
 from trainledger.web.remedies import that_fit_devices
 from trainledger.web.run import (
@@ -58,7 +59,11 @@ def _reply(query: Query, progress: Progress) -> Reply:
         document=answer.document(),
         headlines=tuple(_headlines(answer)),
         verdict=_verdict(answer),
-        tone=BAD if answer.forecast.waits or answer.forecast.fits is False else GOOD,
+        tone=BAD
+        if answer.forecast.waits or answer.forecast.fits is False
+        else WARN
+        if answer.epochs > PASSES
+        else GOOD,
         drawings=tuple(_drawings(answer)),
         values=texts_of(answer.run, query),
         unused=_unused(answer.run, query),
@@ -101,7 +106,8 @@ def _spread(query: Query) -> Query:
 
 
 def _verdict(answer: TrainingLoop) -> str:
-    wrong = ["does not fit in memory"] if answer.forecast.fits is False else []
+    wrong = ["repeats its text, which is worth less each time"] if answer.epochs > PASSES else []
+    wrong += ["does not fit in memory"] if answer.forecast.fits is False else []
     wrong += ["waits for its tokens"] if answer.forecast.waits else []
     return "; it ".join([headline(answer), *wrong])
 
@@ -115,7 +121,7 @@ def _without_search(query: Query) -> Source:
 
 
 def _headlines(answer: TrainingLoop) -> Iterator[Headline]:
-    for formula in answer.formulas:
+    for formula in sorted(answer.formulas, key=lambda one: one.name != "steps"):
         title, unit, basis = _SHOWN[formula.name]
         value = getattr(answer, formula.name)
         if formula.name == "corpus_nbytes":

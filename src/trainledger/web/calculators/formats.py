@@ -27,7 +27,6 @@ from trainledger.web.calculator import BAD, GOOD, PLAIN, Calculator, Drawing, He
 from trainledger.web.field import Field, Query, one_of
 
 _HEADED = ("fp32", "bf16", "fp16", "e4m3", "e5m2", "e2m1")  # in the headlines where no format is chosen
-_TRAINING = ("fp32", "bf16", "fp16", "e4m3", "e5m2")  # whose ranges are set side by side
 _TITLES = {
     "largest": "largest of",
     "smallest_normal": "smallest normal of",
@@ -82,7 +81,7 @@ def _reply(query: Query, progress: Progress) -> Reply:
         document=report.page(chosen, number, named, inside),
         headlines=tuple(_headlines(number, rounded, floating, inside, named)),
         verdict=_verdict(number, rounded, chosen),
-        tone=PLAIN if not named else BAD if any(each.fate in _LOST for each in rounded) else GOOD,
+        tone=PLAIN if len(rounded) != 1 else BAD if any(each.fate in _LOST for each in rounded) else GOOD,
         drawings=tuple(_drawings(number, floating, whole, inside)),
         values={},
         unused={} if inside and named else {"largest": _why_no_block(number, blocks)},
@@ -174,7 +173,9 @@ def _drawings(
             table=bits_table(number, floating, whole, inside),
         )
     if floating:
-        ranges = list(dict.fromkeys((*(KNOWN[name] for name in _TRAINING), *(floating if len(floating) == 1 else ()))))
+        ranges = list(
+            dict.fromkeys((*(KNOWN[name] for name in FAMILIES["training"]), *(floating if len(floating) == 1 else ())))
+        )
         yield Drawing(chart=ranges_chart(ranges, number), table=uses_table(ranges))
         yield Drawing(chart=steps_chart(floating, number), table=uses_table(floating))
 
@@ -211,8 +212,9 @@ FORMATS = Calculator(
     fields=(
         Field(name="value", title="number", default="0.1", stops=_VALUES,
               about="such as 1e-8, 0.1 or 65504; empty: what the formats hold"),
-        Field(name="format", title="format", choices=one_of(("", *SHOWN, *FAMILIES, *WHOLE, *BLOCK_FORMATS)),
-              about="one format, or a family such as fp8; empty: all"),
+        Field(name="format", title="format",
+              choices=one_of(("", *SHOWN, *FAMILIES, *WHOLE, *BLOCK_FORMATS), training="fp32, bf16, fp16, e4m3, e5m2"),
+              about="one format, or several by one word, such as fp8 or training; empty: all"),
         Field(name="largest", title="largest in its block", default="6", stops=_LARGEST,
               about="the largest other magnitude in its block, from which the block's scale follows"),
     ),

@@ -90,6 +90,8 @@ def _verdict(one: Einsum, times: Sequence[EinsumTime]) -> str:
 
 
 def _headlines(one: Einsum, times: Sequence[EinsumTime]) -> Iterator[Headline]:
+    for time in times[:1]:
+        yield from _of_device(one, time)
     first = one.steps[0]
     shape = first.matmul if len(one.steps) == 1 else None
     terms = "the sum of its steps" if shape is None else "2 m n k" if shape[0] == 1 else "2 batch m n k"
@@ -109,8 +111,6 @@ def _headlines(one: Einsum, times: Sequence[EinsumTime]) -> Iterator[Headline]:
         name="intensity", title="FLOPs per byte", value=one.intensity, unit="amount", basis="exact", source=_ROOFLINE,
         formula=f"FLOPs / bytes = {one.flops:,} / {one.nbytes:,} = {one.intensity:.4g}",
     )  # fmt: skip
-    for time in times[:1]:
-        yield from _of_device(one, time)
 
 
 def _of_device(one: Einsum, time: EinsumTime) -> Iterator[Headline]:
@@ -118,15 +118,15 @@ def _of_device(one: Einsum, time: EinsumTime) -> Iterator[Headline]:
         return
     peak, bandwidth = time.peak_flops_per_second or 0, time.memory_bytes_per_second or 0
     compute, memory = format_seconds(time.compute_seconds), format_seconds(time.memory_seconds)
-    yield Headline(
+    bound = Headline(
         name="bound_seconds", title=f"at least on {time.device}", value=time.bound_seconds, unit="seconds",
         formula=f"the longer of FLOPs / peak = {short(one.flops)} / {short(peak)} = {compute} and bytes / bandwidth = "
                 f"{short(one.nbytes)} / {short(bandwidth)} = {memory}",
         basis="bound", source=_ROOFLINE,
     )  # fmt: skip
-    if time.seconds is None or time.flops_per_second is None:
+    if time.seconds is None or time.flops_per_second is None or time.peak_share is None:
+        yield bound
         return
-    reached = time.flops_per_second / peak
     terms = " + ".join(f"{format_seconds(bar.seconds)} ({bar.cause})" for bar in time.bars if bar.nanoseconds)
     yield Headline(
         name="seconds",
@@ -134,9 +134,14 @@ def _of_device(one: Einsum, time: EinsumTime) -> Iterator[Headline]:
         value=time.seconds,
         unit="seconds",
         basis="assumed",
-        formula=f"{terms} = {format_seconds(time.seconds)}, {format_percent(reached)} of the peak",
+        formula=f"{terms} = {format_seconds(time.seconds)}, {format_percent(time.peak_share)} of the peak",
         source=_TILES,
     )
+    yield bound
+    yield Headline(
+        name="reached", title=f"of the peak of {time.device}", value=time.peak_share, unit="share", basis="assumed",
+        formula=f"FLOPs / seconds / peak = {short(time.flops_per_second)} / {short(peak)}", source=_TILES,
+    )  # fmt: skip
     for cut in time.tilings[:1]:
         yield Headline(
             name="waves", title="waves of tiles", value=cut.waves, unit="integer", basis="assumed", source=_TILES,

@@ -156,7 +156,7 @@ OPTIMAL = Calculator(
         Field(name="price", title="price per device-hour", default="2.5", group="Budget",
               stops=tuple(f"{index / 4:g}" for index in range(1, 41))),
         Field(name="flops", title="FLOPs", default="1e22", group="Budget", stops=_FLOPS),
-        Field(name="mfu", title=SIX_ND_MFU, default="50%", group="Budget",
+        Field(name="mfu", title=SIX_ND_MFU, default="40%", group="Budget",
               stops=tuple(f"{index}%" for index in range(5, 76)),
               about="the share of the peak that the run's 6 N D FLOPs reach; attention is not counted"),
         Field(name="law", title="law to follow", default="rule-20", group="Law", choices=one_of(_TITLES, **_TITLES)),
@@ -175,7 +175,7 @@ OPTIMAL = Calculator(
     ),
     reply=_reply,
     presets={
-        "32 H100 for two weeks": {},
+        "32 H100 for two weeks at 40 % MFU": {},
         "100,000 dollars": {"budget": "money"},
         "Llama 3 8B's own budget": {"budget": "flops", "flops": "7.2e23", "params": "8B"},
         "Small, to be served": {"count": "256", "days": "30", "inference": "10T"},

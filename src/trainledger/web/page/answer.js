@@ -2,8 +2,8 @@
 import { byId, element, keep, put, putCommand, reachable, say, whole } from "./element.js";
 import { drawing, redraw } from "./drawing.js";
 
-const TONES = { good: "✓", bad: "✕", unknown: "–" };
-const SAID = { bad: "Problem: ", unknown: "Unknown: " };
+const TONES = { good: "✓", warn: "!", bad: "✕", unknown: "–" };
+const SAID = { warn: "Warning: ", bad: "Problem: ", unknown: "Unknown: " };
 const STEP = 40; // pixels
 const LONG = 12; // letters of a number that has the room of a card
 const BASES = { exact: "●", bound: "◐", assumed: "○", measured: "◆" };
@@ -36,15 +36,16 @@ export function drawAnswer(root, details) {
   return parts;
 }
 
-/** Shows an answer in the parts, beside what is pinned; whatever has not changed is left alone. */
-export function showAnswer(parts, view, pin) {
+/** Shows an answer in the parts, the number of the name `first` before all, beside what is pinned; whatever has not changed
+ * is left alone. */
+export function showAnswer(parts, view, pin, first) {
   const [tone, spoken, said] = parts.verdict.children;
   parts.verdict.className = `verdict ${view.tone}`;
   tone.hidden = !TONES[view.tone];
   put(tone, TONES[view.tone] ?? "");
   put(spoken, SAID[view.tone] ?? "");
   say(said, view.verdict);
-  const [number, ...numbers] = view.headlines, [picture, ...pictures] = view.drawings;
+  const [number, ...numbers] = view.headlines.toSorted((a, b) => (b.name === first) - (a.name === first)), [picture, ...pictures] = view.drawings;
   keep(parts.number, number ? [number] : [], (each) => each.name, card, fill);
   keep(parts.headlines, numbers, (each) => each.name, card, fill);
   keep(parts.notes, view.notes, (each) => each, () => element("li"), say);

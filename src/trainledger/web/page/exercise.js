@@ -4,13 +4,14 @@ import { element } from "./element.js";
 const SET = 5; // exercises
 
 /** What became of the exercises of a set, right or not by number, as long as the tab is open. */
-const results = (key) => JSON.parse(sessionStorage.getItem(key) ?? "{}");
+export const results = (key) => JSON.parse(sessionStorage.getItem(key) ?? "{}");
 
 /** Draws an exercise into `root`.
  *
  * `check(guess, misses)` promises the outcome; `go(seed, set)` and, where there is one, `leave` are its buttons,
- * `revealed` hears of its end, `start` is the link to its set, and `kept` the name under which the score is remembered. */
-export function drawExercise(root, { question, unit, seed, set, start, kept, check, go, leave, revealed, say }) {
+ * `revealed` hears of its end, `start` is the link to its set, `kept` the name under which the score is remembered, and
+ * `finish` what follows the last of a set. */
+export function drawExercise(root, { question, unit, seed, set, start, kept, check, go, leave, finish, revealed, say }) {
   const key = set && `${kept} ${set.first}-${set.last}`, of = set ? set.last - set.first + 1 : 0;
   const score = () => `${Object.values(results(key)).filter(Boolean).length} right`;
   const name = element("p", { class: "name" });
@@ -19,7 +20,7 @@ export function drawExercise(root, { question, unit, seed, set, start, kept, che
   });
   const outcome = element("div", { id: "outcome", class: "outcome" });
   const button = (text, onclick, quiet) => element("button", { type: "button", class: quiet ? "quiet" : "button", text, onclick });
-  const next = !set ? [button("Another", () => go(seed + 1))] : seed < set.last ? [button("Next", () => go(seed + 1, set))] : [];
+  const next = !set ? [button("Another", () => go(seed + 1))] : seed < set.last ? [button("Next", () => go(seed + 1, set))] : finish ? [button("Finish", finish)] : [];
   const more = set ? start && element("a", { href: start, text: "Link to this set" }) : button(`A set of ${SET}`, () => go(seed, { first: seed, last: seed + SET - 1 }), true);
   const form = element("form", { class: "guess", "aria-label": "Exercise" },
     name,

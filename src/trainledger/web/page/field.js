@@ -87,6 +87,10 @@ export function control(field, changed) {
     get unused() {
       return main.dataset.unused ?? "";
     },
+    /** Ends of the slider other than its own; without them those. */
+    limit(ends = [field.stops[0], field.stops.at(-1)]) {
+      if (parts.slider) [parts.slider.min, parts.slider.max] = ends.map((end) => field.stops.indexOf(end));
+    },
     /** Choices that the answer has in place of the field's own. */
     offer: text.offer ?? (() => {}),
     /** Shows a text and its place among the stops; `follows` where the answer decides it, `unused` why it does not count. */

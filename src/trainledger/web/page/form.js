@@ -54,11 +54,14 @@ export class Form {
     this.lock(this.locked);
   }
 
-  /** Marks the fields that alone are shown where a page has few: the named ones, else the first two that slide. */
-  choose(names) {
+  /** Marks the fields that alone are shown where a page has few: the named ones, else the first two that slide; sliders have `ranges`. */
+  choose(names, ranges = {}) {
     const slides = this.calculator.fields.filter((each) => each.stops.length).map((each) => each.name);
     const known = names.filter((name) => this.controls.has(name)), chosen = known.length ? known : slides.slice(0, 2);
-    for (const [name, { box }] of this.controls) box.toggleAttribute("data-chosen", chosen.includes(name));
+    for (const [name, { box, limit }] of this.controls) {
+      box.toggleAttribute("data-chosen", chosen.includes(name));
+      limit(ranges[name]);
+    }
   }
 
   /** Where `locked`, fields are seen and scrolled to, and not changed. */

@@ -1,7 +1,14 @@
 // The lesson: a screen is a paragraph above a calculator in a state of its own, few of its fields, and an exercise.
 import { byId, element, say } from "./element.js";
-import { drawExercise } from "./exercise.js";
+import { drawExercise, results } from "./exercise.js";
 import { addressOf } from "./state.js";
+
+const ON = {
+  "?calculator=memory": "Does your own model fit? Paste its config.json, or choose one.",
+  "?calculator=serving": "What does a model take to serve once it is trained?",
+  "?calculator=time&set=1-5": "Five more exercises on time",
+  "?calculator=memory&set=1-5": "Five more exercises on memory",
+};
 
 export class Lesson {
   /** `go(number)` opens a screen and `leave()` its calculator; `announce(text)` is heard. */
@@ -20,22 +27,45 @@ export class Lesson {
     if (!screen) return;
     say(byId("paragraph"), screen.text);
     this.open.textContent = `Open this in ${state.calculator.title}`;
-    byId("screens").replaceChildren(element("ol", {}, ...this.screens.map((each, at) => this.#link(each, at + 1))), this.open);
+    this.#strip();
     const { calculator, seed } = screen.exercise;
     const drawn = await this.transport.exercise(calculator, seed).catch(() => null);
     if (!drawn || this.at !== number) return;
     drawExercise(byId("task"), {
-      ...drawn, seed: number, set: { first: 1, last: this.screens.length }, kept: "lesson", go: this.go, say: this.announce,
-      check: (guess, misses) => this.transport.check(calculator, seed, guess, misses), revealed: () => {},
+      ...drawn, seed: number, set: { first: 1, last: this.screens.length }, kept: "lesson", go: this.go, say: this.announce, finish: () => this.#end(),
+      check: (guess, misses) => this.transport.check(calculator, seed, guess, misses), revealed: () => this.#strip(),
     });
   }
 
   open = element("a", { href: "./", onclick: (event) => this.#inside(event, () => this.leave()) });
 
-  #link({ title }, number) {
-    const link = element("a", { href: `?lesson=${number}`, title, text: number, onclick: (event) => this.#inside(event, () => this.go(number)) });
+  get #results() {
+    return results(`lesson 1-${this.screens.length}`);
+  }
+
+  /** The numbers of the screens, with what became of their exercises. */
+  #strip() {
+    byId("screens").replaceChildren(element("ol", {}, ...this.screens.map((each, at) => element("li", {}, this.#link(each, at + 1, at + 1)))), this.open);
+  }
+
+  #link({ title }, number, text) {
+    const link = element("a", { href: `?lesson=${number}`, title, text, "data-right": this.#results[number]?.toString(), onclick: (event) => this.#inside(event, () => this.go(number)) });
     if (number === this.at) link.setAttribute("aria-current", "step");
-    return element("li", {}, link);
+    return link;
+  }
+
+  /** What was learnt, the score, and where to go on. */
+  #end() {
+    const done = Object.values(this.#results), right = done.filter(Boolean).length, all = this.screens.length;
+    const left = done.length < all ? `; ${all - done.length} not tried` : "";
+    const learnt = this.screens.map((each, at) => element("li", {}, this.#link(each, at + 1, each.title), `: ${each.learnt}`));
+    const links = Object.entries(ON).map(([href, text]) => element("li", {}, element("a", { href, text })));
+    const heading = element("h2", { text: "What you have learnt", tabindex: "-1" });
+    byId("task").replaceChildren(element("section", { class: "guess", "aria-label": "End of the lesson" },
+      heading, element("p", { class: "score", text: `${right} of ${all} exercises right${left}.` }), element("ol", {}, ...learnt),
+      element("h2", { text: "Go on" }), element("ul", {}, ...links)));
+    heading.focus();
+    heading.scrollIntoView({ block: "center" });
   }
 
   #inside(event, act) {

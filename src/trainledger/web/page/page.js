@@ -78,7 +78,7 @@ function follow() {
   byId("name").textContent = screen ? `Lesson, ${page.state.lesson} of ${config.lesson.length}` : calculator.title;
   byId("question").textContent = screen?.title ?? calculator.question;
   document.documentElement.toggleAttribute("data-few", Boolean(screen || embed));
-  form.choose(screen?.fields ?? embed?.split(",") ?? []);
+  form.choose(screen?.fields ?? embed?.split(",") ?? [], screen?.ranges);
   lesson.follow(page.state);
   const { newest } = asking, { answered } = page;
   const there = !newest && answered && !page.state.exercise && same(answered.state, page.state);
@@ -98,8 +98,11 @@ function restore() {
   form.show(page.state.given, page.view, page.hidden);
   root.classList.remove("old");
   stand(parts, "");
+  draw(page.view);
   settle();
 }
+
+const draw = (view) => showAnswer(parts, view, pin, config.lesson?.[page.state.lesson - 1]?.number);
 
 function ask() {
   later.stop();
@@ -154,7 +157,7 @@ function shown({ state, at }, view) {
     form.wrong([]);
     form.show(page.state.given, view, page.hidden);
   }
-  showAnswer(parts, view, pin);
+  draw(view);
   const offered = view.remedies?.filter((each) => !each.calculator || listing.some(({ name }) => name === each.calculator));
   remedies.show(offered, transport.looksAhead && !state.calculator.patient && !page.hidden);
   later.answered(view.again_seconds);
@@ -250,21 +253,17 @@ function exercise(seed, set = null) {
 }
 
 /** The answer is seen again, and there is no exercise. */
-function unhide() {
+function leave(change = {}) {
   page.hidden = false;
   reveal();
   byId("exercise").replaceChildren();
-}
-
-function leave() {
-  unhide();
-  become({ exercise: null });
+  become({ ...change, exercise: null });
 }
 
 function pose(posed) {
   const { calculator, exercise: seed, set } = page.state;
   drawExercise(byId("exercise"), {
-    ...posed, seed: Number(seed), set, say, leave, go: exercise, kept: `set of ${calculator.name}`,
+    ...posed, seed: Number(seed), set, say, leave: () => leave(), go: exercise, kept: `set of ${calculator.name}`,
     start: set && addressOf({ calculator, exercise: String(set.first), set }),
     check: (guess, misses) => transport.check(calculator.name, seed, guess, misses),
     revealed: () => {
@@ -279,10 +278,7 @@ function pose(posed) {
 
 // --- the start -----------------------------------------------------------------------------------------------------
 
-drawCalculators(byId("calculators"), listing, (calculator) => {
-  unhide();
-  become({ calculator, given: {}, exercise: null });
-});
+drawCalculators(byId("calculators"), listing, (calculator) => leave({ calculator, given: {} }));
 if (config.version) byId("version").textContent = `trainledger ${config.version}`;
 if (embed) {
   const whole = (event) => (event.target.href = location.search.replace(/&embed=[^&]*/, ""));
