@@ -7,13 +7,16 @@ from typing import Any
 
 import pytest
 
+from trainledger.answers.breaks import breaks
 from trainledger.answers.defaults import (
     BATCH_TOKENS,
     FEWEST_STEPS,
     FIT,
+    METHODS,
     SERVE,
     TUNED_TOKENS,
     default_batch,
+    how_else,
     run_of_model,
     with_length,
 )
@@ -91,6 +94,25 @@ def test_a_method_is_a_recipe_that_is_said_and_that_overrides_change() -> None:
         load("gpt2", method="loar")
     with pytest.raises(InvalidInput, match="is of a model that is named alone"):
         load(run, method="lora")
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_fine_tuning_is_not_trained_on_twenty_tokens_for_each_parameter(method: str) -> None:
+    run = with_length(run_of_model("qwen2.5-7b", {**H100, "method": method}))
+    assert (run.recipe.steps, run.recipe.tokens) == (1, None)
+    assert breaks("qwen2.5-7b", H100, method=method, along="dataset").run.recipe.tokens is None
+    given = with_length(run_of_model("qwen2.5-7b", {**H100, "method": method, "recipe.tokens": "100M"}))
+    assert given.recipe.tokens == 10**8
+
+
+@pytest.mark.parametrize("method", ["", *METHODS])
+@pytest.mark.parametrize("count", [1, 8])
+def test_what_a_method_assumes_and_what_is_assumed_without_one_name_each_other(method: str, count: int) -> None:
+    given = {**H100, "cluster.count": count, "layout.auto": False, "layout.shard": count}
+    said = how_else(run_of_model("qwen2.5-7b", given | ({"method": method} if method else {})))
+    assert f"--method {method}" in said
+    assert ("without it" in said) == bool(method)
+    assert not how_else(run_of_model("qwen2.5-7b", {**given, "recipe.steps": 10, "recipe.global_batch": 16}))
 
 
 def test_adapters_are_not_trained_on_twenty_tokens_for_each_parameter() -> None:

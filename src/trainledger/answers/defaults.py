@@ -60,6 +60,7 @@ def run_of_model(named: str | ModelSpec, overrides: Overrides, purpose: str = PL
     """
     section, fields = model_section(named)
     cluster = _cluster(overrides)
+    method = str(by_field(overrides).get(METHOD, ""))
     overrides, preset = _with_method(overrides, cluster.count, fields["max_seq_len"])
     given = by_field(overrides)
     layout = _layout(given, cluster, purpose)
@@ -94,6 +95,7 @@ def run_of_model(named: str | ModelSpec, overrides: Overrides, purpose: str = PL
         explicit=runfile.written({}, overrides) | {f"model.{name}" for name in section},
         assumed=(*preset, *(each for each in assumed if each not in given)),
         notes=config_notes(named) if isinstance(named, str) and named.endswith(".json") else (),
+        method=method,
     )
     return replace(run, origin=origin)
 
@@ -198,10 +200,10 @@ def default_batch(run: Run) -> int:
 def with_length(run: Run) -> Run:
     """The run with 20 tokens for each parameter, where it is one step long because its length was assumed.
 
-    Not of adapters, which are trained on far fewer.
+    Not of fine-tuning (adapters, a method by name), which takes far fewer.
     """
     origin = run.origin
-    if "recipe.steps" not in origin.assumed or run.recipe.lora is not None:
+    if "recipe.steps" not in origin.assumed or run.recipe.lora is not None or origin.method:
         return run
     tokens = TOKENS_PER_PARAMETER * parameters(run.model).active
     assumed = tuple("recipe.tokens" if each == "recipe.steps" else each for each in origin.assumed)
@@ -268,6 +270,16 @@ def assumptions(run: Run) -> str:
     if texts and run.cluster.count == 1 and recipe.micro_batch is None and recipe.global_batch > 1:
         texts.append(f"one micro-batch of all {recipe.global_batch:,} sequences")
     return ", ".join(texts)
+
+
+def how_else(run: Run) -> str:
+    """What else could be assumed of a model that was named alone, by a method of fine-tuning; empty of other runs."""
+    if run.origin.method:
+        return f"; --method {run.origin.method} is a step of fine-tuning, without it one of training from scratch"
+    alone = {"recipe.precision", "recipe.steps", "recipe.global_batch"} <= {*run.origin.assumed}
+    *others, last = METHODS
+    said = f"; a step of fine-tuning: --method {', '.join(others)} or {last}"
+    return said if alone and run.recipe.lora is None else ""
 
 
 def _field(run: Run, named: str) -> Any:

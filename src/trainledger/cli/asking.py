@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from trainledger.answers.defaults import assumptions
+from trainledger.answers.defaults import assumptions, how_else
 from trainledger.answers.question import Question
 from trainledger.cli.arguments import DONE, INTERRUPTED, WRONG_INPUT, Outcome, flag_of
 from trainledger.report.document import Code, Document, Section
@@ -26,8 +26,8 @@ def say_assumed(run: Run) -> None:
 
 def _assumed(runs: Iterable[Run]) -> tuple[str, ...]:
     """What is assumed of runs; of two with the same assumptions once."""
-    texts = dict.fromkeys(assumptions(run) for run in runs)
-    return tuple(f"Assuming {text}; --set gives other values" for text in texts if text)
+    texts = dict.fromkeys((assumptions(run), how_else(run)) for run in runs)
+    return tuple(f"Assuming {text}; --set gives other values{how}" for text, how in texts if text)
 
 
 def say(sentence: str, *, wrap: bool = False) -> None:

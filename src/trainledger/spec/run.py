@@ -105,6 +105,7 @@ class Origin:
 
     ``source`` is a file's path or a model's name, empty for a run made in Python. ``explicit`` and ``assumed`` hold
     names such as ``recipe.seq_len``; ``notes`` are sentences on what the source says that a run does not hold.
+    ``method`` is the recipe of fine-tuning that was asked for by name (`answers.defaults`).
     ``trainer`` is the file or launch line of another program that was read, with the overrides of that reading.
     """
 
@@ -113,6 +114,7 @@ class Origin:
     assumed: tuple[str, ...] = ()
     searched: bool = False  # the layout is the result of a search
     notes: tuple[str, ...] = ()
+    method: str = ""
     trainer: tuple[str, tuple[str, ...]] | None = None
 
 
