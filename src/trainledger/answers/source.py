@@ -34,6 +34,13 @@ def is_run_file(named: str) -> bool:
     return os.sep in named and not catalog.is_hub_id(named)
 
 
+def is_text(named: str) -> bool:
+    """Whether text to train on is named: .jsonl, .parquet, a directory, a glob; a file of settings is none."""
+    stem, _, suffix = os.path.basename(named).rpartition(".")
+    there = os.path.isdir(named) or os.path.isfile(named) or any(sign in named for sign in "*?[")
+    return there and (not os.path.isfile(named) or (bool(stem) and suffix not in ("toml", "yaml", "yml")))
+
+
 def is_code(named: str) -> bool:
     """Whether code is named: a file of Python, or ``package.module:name``."""
     path, _, name = named.partition(":")

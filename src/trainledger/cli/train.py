@@ -7,6 +7,7 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from importlib.resources import as_file, files
 from math import inf
 from pathlib import Path
@@ -22,7 +23,8 @@ from trainledger.answers.pages.reconciliation import page as reconciliation_page
 from trainledger.answers.pages.reconciliation import write_html
 from trainledger.answers.pages.record import read_run
 from trainledger.answers.plan import plan
-from trainledger.answers.question import count, output, question, text
+from trainledger.answers.question import count, output, question, text, word
+from trainledger.answers.source import is_text
 from trainledger.answers.trainers import read_trainer
 from trainledger.cli.arguments import DISK_FULL, FAILED, WRONG_INPUT, Outcome, RunFile
 from trainledger.cli.asking import lines, say, while_searching
@@ -46,6 +48,7 @@ if TYPE_CHECKING:
     from trainledger.engine.train.observer import Observer
 
 _LONGEST_SEQUENCE = 1024
+_SEQUENCE_OF_TEXT = 2048  # of a text that is named alone
 _WHY = {  # a new run file sets each of these fields
     "model.preset": "a small model: it trains in minutes on a laptop",
     "recipe.seq_len": "what the model takes, but at most 1,024: attention grows with its square",
@@ -134,23 +137,29 @@ def _write_new(path: str, text: str, *, force: bool) -> None:
 
 @question(plots=False)
 def data(
-    run: RunFile = "run.toml",
+    run: Annotated[str, word("the run file (run.toml), or text itself: a file, a directory or a glob")] = "run.toml",
     overrides: Overrides = (),
     *,
     verify: Annotated[bool, text("read every file again and compare its SHA-256")] = False,
     show: Annotated[bool, text("print the first sequences of the first batch as text")] = False,
 ) -> Document:
-    """Tokenize the corpus of a run file, or find it tokenized, and describe it."""
+    """Tokenize the corpus of a run file, or find it tokenized, and describe it.
+
+    Of a .jsonl, .parquet or text file, a directory or a glob in place of a run file it is the corpus.
+    """
     from trainledger.engine.data.mixture import mixed_batch, open_mixture
 
-    planned = load_file(run, overrides, progress=while_searching())
+    of_text = is_text(run)
+    planned = _run_of_text(run, overrides) if of_text else load_file(run, overrides, progress=while_searching())
     recipe, first_batch, vocab_size = planned.recipe, list[str](), planned.model.vocab_size
     if recipe.objective.reference is not None:
         rule = "has pairs, which are tokenized when training begins (trainledger train says how many)"
         raise InvalidInput([Problem("recipe.objective", recipe.objective.kind, rule, "next-token")])
     mixture = open_mixture(planned.data, vocab_size=vocab_size, progress=True)
-    mixture.check_vocabulary(vocab_size)
-    mixture.check_lengths(recipe.seq_len)
+    if not of_text:
+        mixture.check_vocabulary(vocab_size)
+    if show or not of_text:
+        mixture.check_lengths(recipe.seq_len)
     if verify:
         mixture.verify()
     if show:
@@ -158,6 +167,22 @@ def data(
         tokenizer = mixture.tokenizer()
         first_batch = [tokenizer.decode(row[:-1].tolist()) for row in rows[:2]]
     return token_store.page(mixture, recipe, verified=verify, first_batch=first_batch)
+
+
+def _run_of_text(path: str, overrides: Overrides) -> Run:
+    """A run on a text that is named alone, as bytes and in sequences of 2,048 tokens unless overrides say otherwise."""
+    from trainledger.engine.data.prepare import text_field_of
+
+    recipe = {"seq_len": _SEQUENCE_OF_TEXT, "global_batch": 1, "steps": 1}
+    model = {"preset": "gpt2", "max_seq_len": "1M"}
+    planned = load({"model": model, "recipe": recipe, "data": {"path": path}}, overrides)
+    if "data.text_field" not in planned.origin.explicit:
+        planned = replace(planned, data=replace(planned.data, text_field=text_field_of(planned.data)))
+    taken = planned.data.tokenizer
+    said = f"Assuming data.text_field={planned.data.text_field}, recipe.seq_len={planned.recipe.seq_len}, "
+    more = "; --set data.tokenizer=bpe trains one, a path of a tokenizer.json takes it" * (taken == "bytes")
+    say(f"{said}data.tokenizer={taken}{more}", wrap=True)
+    return planned
 
 
 @question(plots=False)

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from trainledger.engine.data.corpus import Corpus, find_corpus, identify, plan_shards
-from trainledger.engine.data.documents import Segment, problem_of_reading
+from trainledger.engine.data.documents import Segment, documents, problem_of_reading
 from trainledger.engine.data.files import check_file, file_problem, problem_of_writing, write_whole
 from trainledger.engine.data.shard import DAMAGED, ShardRecord, read_counts, read_record
 from trainledger.engine.data.store import FORMAT, INDEX, TOKENIZER, TokenStore, open_store, read_index, with_checksum
@@ -110,6 +110,23 @@ def _seen(corpus: Corpus) -> tuple[tuple[int, int, int], ...]:
         return tuple((each.st_size, each.st_mtime_ns, each.st_ctime_ns) for each in found)
     except OSError as error:
         raise problem_of_reading(str(error.filename), error) from None
+
+
+def text_field_of(data: DataSpec) -> str:
+    """The first of the usual fields that the first record of a corpus has text in; ``data.text_field`` where none is.
+
+    Raises InvalidInput where nothing is found.
+    """
+    segment = plan_shards(find_corpus(data.path, Path(data.cache).expanduser()))[0][0]
+    for name in _TEXT_FIELDS:
+        with contextlib.suppress(InvalidInput):
+            next(documents(segment, name), None)
+            return name
+    return data.text_field
+
+
+# Of plain text, of conversations (OpenAI and TRL, ShareGPT), and of code.
+_TEXT_FIELDS = ("text", "messages", "conversations", "content", "conversation")
 
 
 def _made(text: Text, tokenizer: Tokenizer, cache: Path, workers: int, shown: Progress, *, progress: bool) -> Path:
