@@ -59,6 +59,41 @@ def test_a_run_file_is_written_of_it(script: Path, tmp_path: Path, capsys: pytes
     assert (run.cluster.count, run.layout.shard, run.model.n_layers) == (32, 16, 32)
 
 
+TITAN = """[model]
+name = "llama3"
+flavor = "8B"
+[training]
+local_batch_size = 1
+seq_len = 8192
+[parallelism]
+data_parallel_shard_degree = {shard}
+tensor_parallel_degree = {tensor}
+"""
+AXOLOTL = "base_model: meta-llama/Llama-3.1-8B\nmicro_batch_size: 2\nsequence_len: 4096\nbf16: true\n"
+
+
+@pytest.mark.parametrize(("shard", "tensor", "devices"), [(-1, 2, 2), (2, 1, 2), (-1, 1, 1), (4, 2, 8), (0, 0, 1)])
+@pytest.mark.parametrize("count", [None, 16])
+def test_a_run_file_of_another_trainers_file_is_the_run_that_is_planned_and_is_said(
+    shard: int, tensor: int, devices: int, count: int | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source, path = tmp_path / ("titan.toml" if tensor else "axolotl.yml"), tmp_path / "run.toml"
+    source.write_text(TITAN.format(shard=shard, tensor=tensor) if tensor else AXOLOTL)
+    if count and shard > 1:
+        count = devices
+    given = [] if count is None else ["--count", str(count)]
+    assert main(["init", str(path), "--from", str(source), *given]) == 0
+    said = capsys.readouterr().out
+    with pytest.warns(UserWarning, match="assuming"):
+        planned = tl.load(str(source), {} if count is None else {"cluster.count": count})
+    assert tl.load(path) == planned
+    assert planned.cluster.count == count or devices
+    assert f"{planned.recipe.precision.kind}, {planned.recipe.optimizer.kind}" in said.splitlines()[1]
+    assert (f"{devices} device" in said and "--count N gives others" in said) == (count is None)
+    assert planned.origin.assumed
+    assert all(name in said for name in planned.origin.assumed)
+
+
 def test_the_engine_asks_for_a_run_file(script: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train", str(script)]) == 2
     assert f"trainledger init run.toml --from {script}" in capsys.readouterr().err

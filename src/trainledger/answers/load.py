@@ -31,6 +31,7 @@ from trainledger.spec.run import Origin, Run
 
 Source = str | os.PathLike[str] | Mapping[str, Any] | ModelSpec | Run
 Progress = Callable[[str, int, int], None]
+_OF_TEXT = 2048  # tokens of a sequence
 
 
 def load(
@@ -123,6 +124,20 @@ def load_file(
     config = by_field(given).get("model.config", table.get("model", {}).get("config"))
     origin = Origin(source=where, explicit=written, notes=config_notes(config) if config else ())
     return _found(replace(run, origin=origin), written, search, progress)
+
+
+def run_of_text(path: str, overrides: AnyOverrides = ()) -> Run:
+    """A run on a text that is named alone, in sequences of 2,048 tokens; its model stands for any vocabulary."""
+    recipe = {"seq_len": _OF_TEXT, "global_batch": 1, "steps": 1}
+    model = {"preset": "gpt2", "max_seq_len": "1M"}
+    return resolve({"model": model, "recipe": recipe, "data": {"path": path}}, overrides)
+
+
+def assumed_of_text(run: Run) -> str:
+    """What is assumed of a text that is named alone, and how to get another tokenizer."""
+    said = f"Assuming data.text_field={run.data.text_field}, recipe.seq_len={run.recipe.seq_len}, data.tokenizer="
+    more = "; --set data.tokenizer=bpe trains one, a path of a tokenizer.json takes it"
+    return f"{said}{run.data.tokenizer}{more * (run.data.tokenizer == 'bytes')}"
 
 
 def _found(run: Run, written: frozenset[str], search: bool, progress: Progress | None) -> Run:

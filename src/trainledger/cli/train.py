@@ -15,17 +15,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from trainledger import catalog
 from trainledger.answers.fast_precision import fast_precision
-from trainledger.answers.load import load, load_file
+from trainledger.answers.load import assumed_of_text, load, load_file, run_of_text
 from trainledger.answers.machine import machine_of
-from trainledger.answers.megatron import read_megatron
+from trainledger.answers.megatron import read_megatron, run_of_arguments
 from trainledger.answers.pages import token_store
+from trainledger.answers.pages.heading import read_as
 from trainledger.answers.pages.reconciliation import page as reconciliation_page
 from trainledger.answers.pages.reconciliation import write_html
 from trainledger.answers.pages.record import read_run
 from trainledger.answers.plan import plan
 from trainledger.answers.question import count, output, question, text, word
 from trainledger.answers.source import is_text
-from trainledger.answers.trainers import read_trainer
+from trainledger.answers.trainers import read_trainer, run_of_trainer
 from trainledger.cli.arguments import DISK_FULL, FAILED, WRONG_INPUT, Outcome, RunFile
 from trainledger.cli.asking import lines, say, while_searching
 from trainledger.cli.measure import measure_and_keep
@@ -48,7 +49,6 @@ if TYPE_CHECKING:
     from trainledger.engine.train.observer import Observer
 
 _LONGEST_SEQUENCE = 1024
-_SEQUENCE_OF_TEXT = 2048  # of a text that is named alone
 _WHY = {  # a new run file sets each of these fields
     "model.preset": "a small model: it trains in minutes on a laptop",
     "recipe.seq_len": "what the model takes, but at most 1,024: attention grows with its square",
@@ -89,11 +89,13 @@ def init(
 ) -> Document:
     """Write a commented run file: what differs from the defaults, or with --all every field and its default."""
     if source is not None:
-        trainer = read_trainer(source, {} if count is None else {"cluster.count": count})
+        given = {} if count is None else {"cluster.count": count}
+        trainer = read_trainer(source, given)
         table, found = trainer or ((read := read_megatron(source, count)).table, read)
-        remarks = found.remarks
+        remarks, planned = found.remarks, run_of_trainer(source, given) or run_of_arguments(source, given)
         _write_new(path, commented(table, every=all), force=force)
-        said = [f"wrote {path}; next: trainledger plan {path} --device h100-sxm", *remarks]
+        said = [f"wrote {path}; next: trainledger plan {path} --device h100-sxm"]
+        said += [*read_as(planned, by_file=count is None), *remarks]
         return lines("\n".join(said), {"path": path, "from": source, "notes": list(remarks)})
     base = catalog.model(preset, "--preset")
     start: dict[str, dict[str, Any]] = {
@@ -148,9 +150,15 @@ def data(
     Of a .jsonl, .parquet or text file, a directory or a glob in place of a run file it is the corpus.
     """
     from trainledger.engine.data.mixture import mixed_batch, open_mixture
+    from trainledger.engine.data.prepare import text_field_of
 
-    of_text = is_text(run)
-    planned = _run_of_text(run, overrides) if of_text else load_file(run, overrides, progress=while_searching())
+    if of_text := is_text(run):
+        planned = run_of_text(run, overrides)
+        if "data.text_field" not in planned.origin.explicit:
+            planned = replace(planned, data=replace(planned.data, text_field=text_field_of(planned.data)))
+        say(assumed_of_text(planned), wrap=True)
+    else:
+        planned = load_file(run, overrides, progress=while_searching())
     recipe, first_batch, vocab_size = planned.recipe, list[str](), planned.model.vocab_size
     if recipe.objective.reference is not None:
         rule = "has pairs, which are tokenized when training begins (trainledger train says how many)"
@@ -167,22 +175,6 @@ def data(
         tokenizer = mixture.tokenizer()
         first_batch = [tokenizer.decode(row[:-1].tolist()) for row in rows[:2]]
     return token_store.page(mixture, recipe, verified=verify, first_batch=first_batch)
-
-
-def _run_of_text(path: str, overrides: Overrides) -> Run:
-    """A run on a text that is named alone, as bytes and in sequences of 2,048 tokens unless overrides say otherwise."""
-    from trainledger.engine.data.prepare import text_field_of
-
-    recipe = {"seq_len": _SEQUENCE_OF_TEXT, "global_batch": 1, "steps": 1}
-    model = {"preset": "gpt2", "max_seq_len": "1M"}
-    planned = load({"model": model, "recipe": recipe, "data": {"path": path}}, overrides)
-    if "data.text_field" not in planned.origin.explicit:
-        planned = replace(planned, data=replace(planned.data, text_field=text_field_of(planned.data)))
-    taken = planned.data.tokenizer
-    said = f"Assuming data.text_field={planned.data.text_field}, recipe.seq_len={planned.recipe.seq_len}, "
-    more = "; --set data.tokenizer=bpe trains one, a path of a tokenizer.json takes it" * (taken == "bytes")
-    say(f"{said}data.tokenizer={taken}{more}", wrap=True)
-    return planned
 
 
 @question(plots=False)

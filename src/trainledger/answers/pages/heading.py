@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import fields
 
+from trainledger.answers.defaults import assumptions
 from trainledger.ledger.model.parameters import parameters
 from trainledger.report.document import Item, Items, Section, section
 from trainledger.report.table import commands, wrapped
@@ -118,6 +119,16 @@ def run_line(run: Run) -> str:
         f"{run.model.name} ({count}) on {where}{spread}: {step}, {recipe.precision.kind}, {recipe.optimizer.kind}, "
         f"{recomputation(recipe)}"
     )
+
+
+def read_as(run: Run, *, by_file: bool) -> Iterator[str]:
+    """How another program's file was read: the run, whether the file says how many devices, and what is assumed."""
+    yield run_line(run)
+    if by_file:
+        devices = counted(run.cluster.count, "device")
+        yield f"{devices} by the file's own degrees; --count N gives others, whom layout, batch and precision follow"
+    if run.origin.assumed:
+        yield f"assuming {assumptions(run)}"
 
 
 def recomputation(recipe: Recipe) -> str:
