@@ -193,7 +193,7 @@ def experts(random: Random) -> Case:
 
 BY_MASTER = {"bf16": (False, True), "fp16": (True,), "fp8-tensorwise": (False, True), "fp8-rowwise": (False, True)}
 CACHING = ("fp8-tensorwise", "fp8-rowwise")
-TRAINED = tuple(name for name in PRECISIONS if not name.startswith("fp8-block"))
+TRAINED = tuple(name for name in PRECISIONS if not name.startswith(("fp8-block", "mxfp8", "nvfp4")))
 
 
 def precisions(random: Random) -> Case:

@@ -26,12 +26,14 @@ class LayerKind:
     """The differences between layers of a model.
 
     ``window`` is the number of tokens that attention sees (None: all before), ``rotary`` whether rope rotates its
-    heads, ``experts`` whether its MLP is a mixture of experts.
+    heads, ``experts`` whether its MLP is a mixture of experts, ``in_16_bits`` whether its matmuls are where others'
+    are in fewer.
     """
 
     window: int | None
     rotary: bool
     experts: bool
+    in_16_bits: bool = False
 
 
 @frozen
@@ -251,6 +253,9 @@ def layer_runs(spec: ModelSpec, recipe: Recipe | None) -> tuple[LayerRun, ...]:
     if recipe is None:
         return tuple(_alike(segment, False) for segment in segments(spec))
     runs = _runs(spec, recipe)
+    first, last = recipe.precision.first_in_16_bits, recipe.precision.last_in_16_bits
+    if first or last:
+        runs = tuple(_in_16_bits(runs, spec.n_layers, first, last))
     # Of what is not kept, the first round's input and the last one's output live on: a loop cannot say so.
     # The first of frozen blocks with adapters alone gives no gradient on.
     apart = recipe.activation_checkpointing.kind in ("offload", "from-start") or recipe.lora is not None
@@ -263,6 +268,48 @@ def _ends_apart(runs: tuple[LayerRun, ...]) -> tuple[LayerRun, ...]:
     runs = (*_rounds(first, 1, first.count - 1), *runs[1:])
     *_, last = runs
     return (*runs[:-1], *_rounds(last, last.count - 1, 1))
+
+
+def _in_16_bits(runs: tuple[LayerRun, ...], n_layers: int, first: int, last: int) -> Iterator[LayerRun]:
+    """The same layers, of which the first and the last ones have matmuls in 16 bits."""
+    ends = min(first, n_layers), max(first, n_layers - last)
+    for begin, end, wide in ((0, ends[0], True), (*ends, False), (ends[1], n_layers, True)):
+        for run in layers_between(runs, begin, end):
+            yield replace(run, kinds=tuple(replace(kind, in_16_bits=wide) for kind in run.kinds))
+
+
+def layers_between(runs: tuple[LayerRun, ...], start: int, until: int) -> Iterator[LayerRun]:
+    """The runs of the layers from ``start`` to ``until``; a group that is recomputed together ends with them."""
+    at = 0
+    for run in runs:
+        size = len(run.kinds)
+        low, high = max(start - at, 0), min(until - at, size * run.count)
+        at += size * run.count
+        if low < high:
+            yield from _part(run, low, high)
+
+
+def _part(run: LayerRun, low: int, high: int) -> Iterator[LayerRun]:
+    """The layers from ``low`` to ``high`` of a run: the end of a round, whole rounds, the beginning of one."""
+    size = len(run.kinds)
+    head = min(-low % size, high - low)
+    if head:
+        yield _piece(run, low % size, low % size + head)
+    whole, tail = divmod(high - low - head, size)
+    if whole:
+        yield LayerRun(run.kinds, run.groups, whole)
+    if tail:
+        yield _piece(run, 0, tail)
+
+
+def _piece(run: LayerRun, low: int, high: int) -> LayerRun:
+    groups, at = [], 0
+    for group in run.groups:
+        size = min(high, at + group.size) - max(low, at)
+        at += group.size
+        if size > 0:
+            groups.append(Group(size, group.again))
+    return LayerRun(run.kinds[low:high], tuple(groups), 1)
 
 
 def _rounds(run: LayerRun, *counts: Any) -> Iterator[LayerRun]:

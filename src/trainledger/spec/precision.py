@@ -16,10 +16,12 @@ TILE = 16  # what every dim of a matmul in 8 bits must be a multiple of (torch._
 
 @frozen
 class Float8:
-    """The 8-bit matmuls of the blocks' linear layers (Micikevicius et al. 2022, arXiv 2209.05433).
+    """The 8-bit or 4-bit matmuls of the blocks' linear layers (Micikevicius et al. 2022, arXiv 2209.05433).
 
-    ``scaling``: one scale per tensor, per row, or per block (1 x 128 of activations and gradients, 128 x 128 of
-    weights: DeepSeek-AI 2024, DeepSeek-V3, section 3.3.2). ``forward`` is the format of inputs and weights,
+    ``scaling``: one scale per tensor, per row, per block (1 x 128 of activations and gradients, 128 x 128 of
+    weights: DeepSeek-AI 2024, DeepSeek-V3, section 3.3.2), or ``micro``: of a block format of `spec.dtypes`, whose
+    elements along the summed dim share a scale, so that a transposed copy is quantized apart (Transformer Engine's
+    MXFP8BlockScaling and NVFP4BlockScaling). ``forward`` is the format of inputs and weights,
     ``backward`` that of gradients. ``keeps`` says what backward gets of the input: the input itself, scaled again
     then (torchao's Float8Linear), or its 8-bit copy with the scales (DeepSeek-V3, section 3.3.3). ``caching``: weights
     are cast once a step, each into two copies that stay (rows of outputs for forward, of inputs for backward:
@@ -36,6 +38,8 @@ class Float8:
 _TENSORWISE = Float8("tensorwise", "e4m3", "e5m2", "input")
 _ROWWISE = Float8("rowwise", "e4m3", "e4m3", "input")
 _BLOCK = Float8("block", "e4m3", "e4m3", "copy")
+_MXFP8 = Float8("micro", "mxfp8", "mxfp8", "input")
+_NVFP4 = Float8("micro", "nvfp4", "nvfp4", "input")
 
 
 class Precision:
@@ -61,6 +65,8 @@ class Precision:
     gradient_dtype: str | None = None
     master_weights: bool = False
     weight_caching: bool = False
+    first_in_16_bits: int = 0
+    last_in_16_bits: int = 0
 
     @property
     def parameters(self) -> str:
@@ -238,6 +244,8 @@ class FP8Tensorwise(_Master):
         "Engine's is_first_microbatch), instead of before each matmul",
         False,
     )
+    first_in_16_bits: int = setting("first layers whose matmuls stay in 16 bits", 0, at_least=0)
+    last_in_16_bits: int = setting("last layers whose matmuls stay in 16 bits", 0, at_least=0)
 
 
 @frozen(kw_only=True)
@@ -252,6 +260,24 @@ class FP8Block(FP8Tensorwise):
     """fp8 linear layers with a scale per block, else bf16 autocast."""
 
     kind, scaled = "fp8-block", _BLOCK
+
+
+@frozen(kw_only=True)
+class MXFP8(FP8Tensorwise):
+    """Linear layers in 8 bits with a power of two for each 32 elements (OCP Microscaling v1.0), else bf16 autocast."""
+
+    kind, scaled = "mxfp8", _MXFP8
+
+
+@frozen(kw_only=True)
+class NVFP4(MXFP8):
+    """Linear layers in 4 bits with an e4m3 scale for each 16 elements and an fp32 one per tensor, else bf16 autocast.
+
+    NVIDIA 2025, Pretraining Large Language Models with NVFP4 (arXiv 2509.25149), section 4: the last layers stay in
+    16 bits there (of 62 layers the first 2 and the last 8).
+    """
+
+    kind, scaled = "nvfp4", _NVFP4
 
 
 @frozen(kw_only=True)
@@ -275,10 +301,17 @@ class FP8BlockSharded(BF16Sharded):
     kind, scaled = "fp8-block-sharded", _BLOCK
 
 
+@frozen(kw_only=True)
+class MXFP8Sharded(BF16Sharded):
+    """bf16-sharded with linear layers in MXFP8 (torchao's MXLinear)."""
+
+    kind, scaled = "mxfp8-sharded", _MXFP8
+
+
 PRECISIONS: dict[str, type[Precision]] = {
     cls.kind: cls
     for cls in (
         FP32, TF32, BF16, FP16, BF16Mixed, FP16Mixed, BF16Sharded, FP8Tensorwise, FP8Rowwise, FP8Block,
-        FP8TensorwiseSharded, FP8RowwiseSharded, FP8BlockSharded,
+        FP8TensorwiseSharded, FP8RowwiseSharded, FP8BlockSharded, MXFP8, MXFP8Sharded, NVFP4,
     )
 }  # fmt: skip

@@ -105,8 +105,8 @@ def test_every_precision_learns_about_what_fp32_learns(way: str, tmp_path: Path)
 def test_a_precision_is_trained_or_refused_in_a_sentence(precision: str) -> None:
     run = tiny_run(precision=precision, **{"precision.master_weights": precision == "fp16"})
     assert not list(run_problems(run))
-    if "block" in precision:
-        nearest = precision.replace("block", "rowwise")
+    if PRECISIONS[precision].scaled is not None and PRECISIONS[precision].scaled.scaling in ("block", "micro"):
+        nearest = "fp8-rowwise-sharded" if precision.endswith("-sharded") else "fp8-rowwise"
         with pytest.raises(InvalidInput, match=rf"{precision}'.*does not train it.*nearest that works: {nearest}$"):
             made(run)
         return

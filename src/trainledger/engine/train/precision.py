@@ -63,9 +63,15 @@ def refuse(precision: Precision, recipe: Recipe) -> None:
     if recipe.of_megatron:
         rule = "is accounted for; the engine trains PyTorch's modules"
         problems.append(Problem("recipe.framework", recipe.framework, rule, "torch"))
-    if precision.float8 is not None and precision.float8.scaling == "block":
+    if precision.float8 is not None and precision.float8.scaling in ("block", "micro"):
         rule = "is accounted for, but no matmul with scales by block is built here; the engine does not train it"
-        problems.append(Problem("recipe.precision", precision.kind, rule, precision.kind.replace("block", "rowwise")))
+        nearest = "fp8-rowwise" + "-sharded" * precision.kind.endswith("-sharded")
+        problems.append(Problem("recipe.precision", precision.kind, rule, nearest))
+    for field in ("first_in_16_bits", "last_in_16_bits"):
+        if count := getattr(precision, field):
+            problems.append(
+                Problem(f"recipe.precision.{field}", count, "is accounted for; the engine has all alike", 0)
+            )
     if precision.moments != precision.updated:
         rule = f"is accounted for, but torch.optim keeps its states in the format of the weights: {precision.updated}"
         problems.append(Problem("recipe.precision.moment_dtype", precision.moments, rule, precision.updated))

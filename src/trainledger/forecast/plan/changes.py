@@ -211,7 +211,7 @@ def _precision(run: Run, backend: str) -> Iterator[Change]:
         yield _one(what, f"{field}.weight_caching", once, SAME, cost)
     for name in wanted:
         if name != now and not run.recipe.precision.master_weights:
-            than_now = "finer" if "fp8" in now and "fp8" not in name else "coarser"
+            than_now = "finer" if run.recipe.precision.scaled and "fp8" not in name else "coarser"
             yield _one(f"precision {name}", field, name, RESULT, f"{than_now} numbers: compare a short run's loss")
     if backend == "cpu" and now == "bf16-mixed":  # processors without matmuls in bf16 are faster so
         yield _one("precision fp32", field, "fp32", RESULT, "finer numbers")

@@ -16,7 +16,6 @@ from typing import Any
 from trainledger.ledger.core.sizes import greater, smaller
 from trainledger.ledger.entry import Int
 from trainledger.spec.device import Efficiency
-from trainledger.spec.dtypes import nbytes_in
 from trainledger.spec.frozen import frozen
 from trainledger.spec.units import ceil_div
 
@@ -34,7 +33,7 @@ UNALIGNED = 0.6
 # Batched matmuls run without matrix units then: fp32's rate, about a sixteenth (BigScience's chronicles of 2022:
 # heads 108 wide make a step of 182B on A100 a third longer than heads 144 or 216 wide, with a fortieth of its FLOPs).
 UNALIGNED_BATCH = 0.0625
-EIGHT_BITS = ("e4m3", "e5m2", "mxfp8")
+EIGHT_BITS = ("e4m3", "e5m2", "mxfp8", "nvfp4")  # of 4 bits no share of the peak is measured: as of 8
 
 # Softmax runs on other units than the matmuls that it overlaps: narrow heads have fewer FLOPs for each exponential.
 # Chosen so that heads of 64 have 0.86 of the rate of heads of 128 (Dao 2023, FlashAttention-2, figures 4 and 5).
@@ -139,7 +138,7 @@ def _alignment(shape: tuple[Int, ...], dtype: str, efficiency: Efficiency) -> Re
     # fills up.
     if dtype not in ("bf16", "fp16", *EIGHT_BITS):
         return 1.0
-    elements = ALIGNED_NBYTES // nbytes_in(1, dtype)
+    elements = {"bf16": 8, "fp16": 8, "nvfp4": 32}.get(dtype, 16)
     batch, m, n, k = shape
     inner = n % elements + k % elements
     rest = inner + m % elements

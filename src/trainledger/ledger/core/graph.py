@@ -87,8 +87,8 @@ class Leaf:
     Matrices decay, vectors do not: of stacked experts the matrices have three dims, the biases two. ``dtype`` is the
     format it is held in; while there is a ``copy`` in another (`operations.gathered`), that is what is read.
     ``buffer`` is a gradient that is there all the time and is added to. ``linear`` is a linear layer's own way to
-    multiply with it (`ops.linear`); ``float8`` says that the matmul is one in 8 bits. ``whole`` is the
-    shape of which a rank's rows are a part.
+    multiply with it (`ops.linear`); ``float8`` says that the matmul is one in 8 or 4 bits, ``keeps_copy`` that its
+    backward gets the input's low copy. ``whole`` is the shape of which a rank's rows are a part.
     """
 
     def __init__(
@@ -104,7 +104,7 @@ class Leaf:
         self.dtype = "fp32"
         self.copy: Array | None = None
         self.buffer: Array | None = None
-        self.float8 = False
+        self.float8 = self.keeps_copy = False
         self.linear: Callable[..., Array] | None = None
         self.arrived = 0
         self.pending: Array | None = None
@@ -190,6 +190,10 @@ class GatheredAgain:
         self._gather = gather
         self._readers = 0
         self._whole: Array | None = None
+
+    def with_part(self, part: Array) -> GatheredAgain:
+        """The same gathering of the part in another format."""
+        return GatheredAgain(part, self._gather)
 
     def saved(self) -> GatheredAgain:
         """What another node saves."""

@@ -16,7 +16,7 @@ from trainledger.ledger.core.tape import Tape
 from trainledger.ledger.entry import Int
 from trainledger.ledger.model.routing import Dispatch, balance_loss, dispatch, from_experts, route, sum_to, to_experts
 from trainledger.ledger.ops import operations as op
-from trainledger.ledger.ops.linear import by_blocks
+from trainledger.ledger.ops.linear import Scaled, by_blocks, by_microblocks, scaled_pair
 from trainledger.ledger.ops.loss import swiglu, with_loss
 from trainledger.ledger.parallel.context import context_group
 from trainledger.ledger.parallel.expert import from_nodes, from_ranks, to_nodes, to_ranks
@@ -166,9 +166,6 @@ def _multiply(tape: Tape, a: Array, b: Array, *, narrow: int) -> Array:
     return y
 
 
-Scaled = tuple[Array, Array]  # elements in 8 bits, and what they must be multiplied with
-
-
 @frozen
 class Places:
     """The rows that experts work on: how many there are, how many have a token, and how their experts are found.
@@ -191,7 +188,7 @@ def experts_linear(
 
     Rows that came in 8 bits have their ``scales``.
     """
-    if tape.precision.float8 is not None and tape.precision.float8.scaling == "block":
+    if w.float8:
         return _in_8_bits(tape, x, w, b, d_in, d_out, places, scales)
     dtype = x.dtype
     matrix = op.cast(tape, w.array(), dtype)
@@ -232,18 +229,20 @@ def experts_linear(
 def _in_8_bits(
     tape: Tape, x: Array, w: Leaf, b: Leaf | None, d_in: Int, d_out: Int, places: Places, scales: Array | None
 ) -> Array:
-    """The same in 8 bits by block, as linear layers have it (`ledger.ops.linear`): DeepSeek-V3's grouped matmuls."""
+    """The same in 8 or 4 bits by block, as linear layers have it (`ledger.ops.linear`): grouped matmuls."""
     rows, n_experts, dtype = places.count, places.n_experts, tape.compute_dtype
     flops = rules.matmul_flops(rows, d_out, d_in)
     model_flops = rules.matmul_flops(places.routed, d_out, d_in)
 
     def matmul(a: Scaled, b: Scaled, elements: Int, *sizes: Int) -> Array:
         return tape.make(
-            "_scaled_grouped_mm", "matmul", a[0], b[0], a[1], b[1], elements=elements, dtype=dtype, flops=flops,
+            "_scaled_grouped_mm", "matmul", *scaled_pair(a, b), elements=elements, dtype=dtype, flops=flops,
             model_flops=model_flops, shape=(n_experts, *sizes), basis="assumed",
         )  # fmt: skip
 
-    y = by_blocks(tape, x, scales, w, rows, d_in, d_out, matmul, each=ceil_div(rows, n_experts))
+    assert tape.precision.float8 is not None
+    by = by_blocks if tape.precision.float8.scaling == "block" else by_microblocks
+    y = by(tape, x, scales, w, rows, d_in, d_out, matmul, each=ceil_div(rows, n_experts))
     if b is None:
         return y
     bias = op.cast(tape, b.array(), dtype)

@@ -1,4 +1,4 @@
-"""Linear layers in 8 bits (`engine.nn.float8`; by block as DeepSeek-V3 has them) and with adapters, on a tape.
+"""Linear layers in 8 and 4 bits (`engine.nn.float8`; by block as others have them) and with adapters, on a tape.
 
 Sizes: N rows of tokens, I inputs, O outputs, R rank of an adapter.
 """
@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial, reduce
 from operator import mul
+from typing import Any
 
 from trainledger.ledger.core.graph import Array, Gradients, Leaf, ModelLeaves
 from trainledger.ledger.core.tape import Tape
@@ -21,22 +22,20 @@ from trainledger.spec.units import ceil_div
 
 BLOCK = 128  # DeepSeek-AI 2024, DeepSeek-V3, section 3.3.2
 
-Scaled = tuple[Array, Array]  # elements in 8 bits, and what they must be multiplied with
+Scaled = tuple[Array, ...]  # elements in 8 bits and what they must be multiplied with, or a block format's
 
 
-def float8_linear(
-    tape: Tape, x: Array, w: Leaf, b: Leaf | None, rows: Int, d_in: Int, d_out: Int, *, keeps_copy: bool = False
-) -> Array:
+def float8_linear(tape: Tape, x: Array, w: Leaf, b: Leaf | None, rows: Int, d_in: Int, d_out: Int) -> Array:
     """A linear layer in 8 bits, of the stored weight (`Leaf.linear`); the bias is added to its output.
 
-    ``keeps_copy``: backward gets the input's 8-bit copy, made in forward for all matmuls that read the input
-    (Transformer Engine), and not the input itself (torchao).
+    Of a weight that ``keeps_copy`` backward gets the input's 8-bit copy, made in forward for all matmuls that read
+    the input (Transformer Engine), and not the input itself (torchao).
     """
     float8 = tape.precision.float8
     assert float8 is not None
     x = op.cast(tape, x, tape.compute_dtype)
     x = x.view(node=tape.node([x.node], (), lambda g: [g]))  # as rows, whose gradient comes after the weight's
-    y = matmuls(tape, float8, x, w, rows, d_in, d_out, keeps_copy=keeps_copy)
+    y = matmuls(tape, float8, x, w, rows, d_in, d_out)
     del x
     if b is None:
         return y
@@ -46,14 +45,13 @@ def float8_linear(
     return z
 
 
-def matmuls(
-    tape: Tape, float8: Float8, x: Array, leaf: Leaf, N: Int, I: Int, O: Int, *, keeps_copy: bool = False
-) -> Array:
+def matmuls(tape: Tape, float8: Float8, x: Array, leaf: Leaf, N: Int, I: Int, O: Int) -> Array:
     """[N, I] times a weight [O, I], and in backward both its gradients, each matmul in 8 bits."""
-    if float8.scaling == "block":
+    if float8.scaling in ("block", "micro"):
         dense = x.dtype
-        return by_blocks(tape, x, None, leaf, N, I, O, lambda a, b, _, *sizes: multiply(tape, a, b, sizes, dense))
-    w = leaf.array()
+        by = by_blocks if float8.scaling == "block" else by_microblocks
+        return by(tape, x, None, leaf, N, I, O, lambda a, b, _, *sizes: multiply(tape, a, b, sizes, dense))
+    w, keeps_copy = leaf.array(), leaf.keeps_copy
     rowwise, dtype, w_dtype = float8.scaling == "rowwise", x.dtype, w.dtype
 
     def scaled(x: Array, rows: Int, format: str, *, turned: bool) -> Scaled:
@@ -80,7 +78,8 @@ def matmuls(
 
     read = () if float8.caching else (w,)
     if keeps_copy:
-        rows, turned = _shared_casts(x, lambda turn: scaled(x, I if turn else N, float8.forward, turned=turn))
+        both = (scaled(x, I if turn else N, float8.forward, turned=turn) for turn in (False, True))
+        rows, turned = _shared_casts(x, lambda: tuple(both))
         keeps: tuple[Array, ...] = turned
     else:
         rows, keeps = scaled(x, N, float8.forward, turned=False), (x,)
@@ -90,19 +89,24 @@ def matmuls(
     return y
 
 
-def _shared_casts(x: Array, scaled: Callable[[bool], Scaled]) -> tuple[Scaled, Scaled]:
+def _shared_casts(x: Array, both: Callable[[], tuple[Any, ...]]) -> tuple[Any, ...]:
     """x in 8 bits for forward, and transposed for the weight's gradient: made once for all matmuls that read x."""
     if x.memory is None:
-        return scaled(False), scaled(True)
+        return both()
     if x.memory.casts is None:
-        x.memory.casts = scaled(False), scaled(True)
-    found: tuple[Scaled, Scaled] = x.memory.casts
-    return found
+        x.memory.casts = both()
+    shared: tuple[Any, ...] = x.memory.casts
+    return shared
 
 
 def multiply(tape: Tape, a: Scaled, b: Scaled, sizes: tuple[Int, Int, Int], dtype: str) -> Array:
     """The matmul of two scaled factors [m, k] and [k, n]; ``sizes`` are m, n and k."""
-    return op.matmul(tape, "_scaled_mm", [a[0], b[0], a[1], b[1]], (1, *sizes), dtype)
+    return op.matmul(tape, "_scaled_mm", scaled_pair(a, b), (1, *sizes), dtype)
+
+
+def scaled_pair(a: Scaled, b: Scaled) -> list[Array]:
+    """What a scaled matmul reads: both factors, then their scales where they are apart."""
+    return [a[0], b[0], *a[1:], *b[1:]]
 
 
 def cast(tape: Tape, x: Array, scales: Int, format: str, *, turned: bool) -> Scaled:
@@ -157,6 +161,72 @@ def by_blocks(
     return y
 
 
+def by_microblocks(
+    tape: Tape, x: Array, _: Array | None, leaf: Leaf, rows: Int, d_in: Int, d_out: Int,
+    matmul: Callable[..., Array], each: Int | None = None,
+) -> Array:  # fmt: skip
+    """`by_blocks` in a block format, whose rows and columns are quantized apart, both from the 16-bit tensor.
+
+    Transformer Engine (``keeps_copy``) makes both at once, keeps the columns of input and weight for backward and
+    frees the rows after the matmul (module/linear.py); torchao keeps 16 bits and quantizes for each matmul. Scales
+    are counted; that kernels pad them to tiles of 128 x 4 is left out.
+    """
+    float8, w, keeps_copy = tape.precision.float8, leaf.array(), leaf.keeps_copy
+    assert float8 is not None
+    dtype, w_dtype, form = tape.compute_dtype, w.dtype, float8.forward
+    each = rows if each is None else each
+
+    def backward(g: Array, x: Array, *w: Array) -> Gradients:
+        by_output, *turned = quantized(tape, g, float8.backward, 1 + keeps_copy)
+        weight = copies(float8, leaf)[1] if not w else w if keeps_copy else quantized(tape, w[0], form, 1)
+        dx = matmul((by_output,), weight, rows * d_in, each, d_in, d_out)
+        del by_output, weight
+        by_token = tuple(turned) or quantized(tape, g, float8.backward, 1)
+        columns = (x,) if keeps_copy else quantized(tape, x, form, 1)
+        dw = matmul(by_token, columns, leaf.elements, d_out, d_in, each)
+        del by_token, columns, turned
+        return [dx, dw if w_dtype == dtype else tape.cast(dw, w_dtype)]
+
+    if keeps_copy:
+        a, *columns = _shared_casts(x, lambda: _rows_and_columns(tape, x, form))
+        kept = columns[0] if columns else x
+        del columns
+    else:
+        (a,), kept = quantized(tape, x, form, 1), x
+    w_kept: Scaled = ()
+    if float8.caching:
+        b = copies(float8, leaf)[0][0]
+    else:
+        b, *turned = quantized(tape, w, form, 1 + keeps_copy)
+        w_kept = tuple(turned) or (w,)
+        del turned
+    y = matmul((a,), (b,), rows * d_out, each, d_out, d_in)
+    y.node = tape.node([x.node, w.node], (kept, *w_kept), backward)
+    return y
+
+
+def _rows_and_columns(tape: Tape, x: Array, form: str) -> Scaled:
+    """The rows of x and its columns; where tensor ranks gather x again for backward, a rank's own are x's then."""
+    if x.memory is None or x.memory.again is None:
+        return quantized(tape, x, form, 2)
+    (part,) = quantized(tape, x.memory.again.part, form, 1)
+    x.memory.again = x.memory.again.with_part(part)
+    return quantized(tape, x, form, 1)
+
+
+def quantized(tape: Tape, x: Array, format: str, ways: int) -> Scaled:
+    """x in a block format, by rows or by columns or (two ``ways``) both, in one pass over it.
+
+    NVFP4's scale of the whole tensor takes a pass before (arXiv 2509.25149, appendix C); the Hadamard transforms of
+    what a weight's gradient reads run in the pass that quantizes, on matrix units, and are not counted.
+    """
+    reads = [x]
+    if BLOCK_FORMATS[format].tensor_nbytes:
+        reads += tape.emit("amax", "reduction", reads=[x], makes=[(1, "fp32")], flops=x.elements, basis="assumed")
+    makes, flops = [(x.elements, format)] * ways, 2 * ways * x.elements
+    return tuple(tape.emit("quantize", "elementwise", reads=reads, makes=makes, flops=flops, basis="assumed"))
+
+
 def cast_by_block(tape: Tape, x: Array, scales: Int, format: str) -> Scaled:
     """x in 8 bits with so many scales, one for each block of it."""
     made, flops = [(x.elements, format), (scales, "fp32")], 2 * x.elements
@@ -176,6 +246,9 @@ def weight_by_block(tape: Tape, float8: Float8, leaf: Leaf, w: Array, *, turned:
 
 def copies(float8: Float8, leaf: Leaf) -> tuple[Scaled, Scaled]:
     """The 8-bit copies of a weight: plain for forward, transposed for backward. One scale serves both."""
+    if float8.scaling == "micro":
+        plain, columns = ((Array(leaf.elements, float8.forward, None),) for _ in range(2))
+        return plain, columns
     one, other = (Array(_scales(float8, leaf, turned=each), "fp32", None) for each in (False, True))
     whole, turned = (Array(leaf.elements, float8.forward, None) for _ in range(2))
     return (whole, one), (turned, one if float8.scaling == "tensorwise" else other)
@@ -209,9 +282,14 @@ def cast_weights(tape: Tape, leaves: ModelLeaves, float8: Float8) -> None:
 
 def _cast_weight(tape: Tape, float8: Float8, leaf: Leaf) -> None:
     w, (whole, turned) = leaf.array(), copies(float8, leaf)
-    if float8.scaling == "block":
+    if float8.scaling in ("block", "micro"):
         tape.emit(
-            "cast_by_block", "elementwise", reads=[w], changes=[*whole, *turned], flops=2 * w.elements, basis="assumed"
+            "cast_by_block" if float8.scaling == "block" else "quantize",
+            "elementwise",
+            reads=[w],
+            changes=[*whole, *turned],
+            flops=2 * w.elements,
+            basis="assumed",
         )
         return
     made = cast(tape, w, whole[1].elements, float8.forward, turned=False)

@@ -5,7 +5,7 @@ Master copies, gradient buffers and loss scaling are the same operations as in `
 
 from __future__ import annotations
 
-from functools import partial, reduce
+from functools import reduce
 from operator import mul
 from typing import Any
 
@@ -136,11 +136,11 @@ def set_formats(leaves: ModelLeaves, precision: Precision, *, keeps_copies: bool
     """Give every parameter its storage dtype; ``keeps_copies`` as of `ops.linear.float8_linear`."""
     for segment in leaves.segments:
         for block in (*segment.first, *segment.blocks, *segment.last):
-            for name, leaf in block.named.items():
+            for name, leaf in () if block.kind.in_16_bits else block.named.items():
                 if precision.float8 is not None and _multiplies_in_8_bits(name, leaf, precision.float8):
-                    leaf.float8 = True
+                    leaf.float8, leaf.keeps_copy = True, leaf.keeps_copy or keeps_copies
                     if len(leaf.shape) == 2 and leaf.linear is None:
-                        leaf.linear = partial(float8_linear, keeps_copy=True) if keeps_copies else float8_linear
+                        leaf.linear = float8_linear
     for each in leaves.every():
         each.dtype = precision.parameters
         if precision.gradient_buffers:
@@ -151,7 +151,7 @@ def _multiplies_in_8_bits(name: str, leaf: Leaf, float8: Float8) -> bool:
     """Whether a block's parameter is the matrix of a linear layer that may multiply in 8 bits (`engine.nn.float8`)."""
     # By block those of experts do too, which are held together.
     if len(leaf.shape) == 3:
-        return float8.scaling == "block"
+        return float8.scaling in ("block", "micro")
     module, _, part = name.rpartition(".")
     return part == "weight" and len(leaf.shape) == 2 and module.rpartition(".")[2] not in _IN_16_BITS
 

@@ -16,8 +16,7 @@ from trainledger.ledger.entry import Group, Int
 from trainledger.ledger.model.parameters import Part, leaves_of
 from trainledger.ledger.parallel.tensor import local_model
 from trainledger.spec.frozen import frozen
-from trainledger.spec.layers import Group as Recomputed
-from trainledger.spec.layers import LayerRun, layer_runs
+from trainledger.spec.layers import LayerRun, layer_runs, layers_between
 from trainledger.spec.layout import Layout
 from trainledger.spec.run import Run
 from trainledger.spec.savings import KeepAll
@@ -58,39 +57,7 @@ def cut(runs: tuple[LayerRun, ...], chunk: Chunk) -> tuple[LayerRun, ...]:
         return runs
     if len(runs) == 1 and len(runs[0].kinds) == 1:
         return (LayerRun(runs[0].kinds, runs[0].groups, chunk.count),)
-    found: list[LayerRun] = []
-    start, until = chunk.first, chunk.first + chunk.count
-    at = 0
-    for run in runs:
-        size = len(run.kinds)
-        low, high = max(start - at, 0), min(until - at, size * run.count)
-        at += size * run.count
-        if low < high:
-            found.extend(_part(run, low, high))
-    return tuple(found)
-
-
-def _part(run: LayerRun, low: int, high: int) -> Iterator[LayerRun]:
-    """The layers from ``low`` to ``high`` of a run: the end of a round, whole rounds, the beginning of one."""
-    size = len(run.kinds)
-    head = min(-low % size, high - low)
-    if head:
-        yield _piece(run, low % size, low % size + head)
-    whole, tail = divmod(high - low - head, size)
-    if whole:
-        yield LayerRun(run.kinds, run.groups, whole)
-    if tail:
-        yield _piece(run, 0, tail)
-
-
-def _piece(run: LayerRun, low: int, high: int) -> LayerRun:
-    groups, at = [], 0
-    for group in run.groups:
-        size = min(high, at + group.size) - max(low, at)
-        at += group.size
-        if size > 0:
-            groups.append(Recomputed(size, group.again))
-    return LayerRun(run.kinds[low:high], tuple(groups), 1)
+    return tuple(layers_between(runs, chunk.first, chunk.first + chunk.count))
 
 
 def ends_apart(runs: tuple[LayerRun, ...], *, first: bool, last: bool) -> tuple[LayerRun, ...]:

@@ -27,6 +27,7 @@ AROUND: list[dict[str, Any]] = [
     {"pipeline-model-parallel-size": "2", "num-virtual-stages-per-pipeline-rank": "2"},
     {"tensor-model-parallel-size": "2", "sequence-parallel": "true", "context-parallel-size": "2"},
     {"use-megatron-fsdp": "true", "fp8-format": "hybrid"},
+    {"fp4-format": "e2m1", "first-last-layers-bf16": "true"},
     {"use-distributed-optimizer": "true", "exp-avg-dtype": "bf16", "tokenizer-type": "HuggingFaceTokenizer"},
     {"recompute-granularity": "full", "recompute-method": "uniform", "cross-entropy-loss-fusion": "true"},
     {"recompute-granularity": "selective", "swiglu": "true"},
@@ -79,7 +80,7 @@ def test_a_flag_that_is_refused_is_not_also_without_effect(name: str) -> None:
     [
         ({"fp8-format": "hybrid", "bf16": "none"}, "--fp8-format = 'hybrid': computes in 8 bits beside bf16 here"),
         ({"fp8-format": "e4m3", "bf16": "none", "fp16": "true"}, "--fp8-format"),
-        ({"fp4-format": "e2m1"}, "--fp4-format = 'e2m1': matmuls in 4 bits are not accounted for"),
+        ({"fp4-format": "e2m1", "bf16": "none"}, "--fp4-format = 'e2m1': computes in 4 bits beside bf16 here"),
         ({"num-experts": "8", "expert-model-parallel-size": "2"}, "allgather: assuming an all-to-all"),
         ({"exp-avg-dtype": "bf16"}, "--exp-avg-dtype = 'bf16': needs --use-precision-aware-optimizer"),
         ({"num-query-groups": "2"}, "--num-query-groups 2 without --group-query-attention: Megatron-LM ignores it"),

@@ -8,7 +8,9 @@ from typing import Any
 from trainledger.spec.convert.megatron.arguments import Reading, tables
 
 _LIST = re.compile(r"\(?\[(\d)\]\*(\d+)\+\[(\d)\]\*(\d+)\)?")
-_SCALINGS = {"tensorwise": "tensorwise", "delayed": "tensorwise", "blockwise": "block", "mxfp8": "block"}
+_SCALINGS = {
+    "tensorwise": "fp8-tensorwise", "delayed": "fp8-tensorwise", "blockwise": "fp8-block", "mxfp8": "mxfp8",
+}  # fmt: skip
 _OPTIMIZERS = {"adam": "adamw", "sgd": "momentum", "muon": "muon", "dist_muon": "muon", "lion": "lion"}
 _SCHEDULES = {"cosine": "cosine", "linear": "linear", "constant": "constant", "WSD": "wsd"}
 
@@ -216,9 +218,10 @@ def _global_batch(read: Reading) -> int | None:
 
 def _precision(read: Reading) -> dict[str, Any]:
     """Parameters in 16 bits with an fp32 copy at the optimizer; of bf16 gradients add up in fp32 (arguments.py)."""
-    in_8_bits = read.given("fp8-format")
-    if in_8_bits is not None and not read.flag("bf16"):
-        read.refuse("fp8-format", in_8_bits, "computes in 8 bits beside bf16 here", "--bf16")
+    in_8_bits, in_4_bits = read.given("fp8-format"), read.given("fp4-format")
+    for name, value in (("fp8-format", in_8_bits), ("fp4-format", in_4_bits)):
+        if value is not None and not read.flag("bf16"):
+            read.refuse(name, value, f"computes in {name[2]} bits beside bf16 here", "--bf16")
     if read.flag("fp16"):
         section: dict[str, Any] = {"kind": "fp16"}
     elif read.flag("bf16"):
@@ -227,9 +230,14 @@ def _precision(read: Reading) -> dict[str, Any]:
             section["gradient_dtype"] = "fp32"
     else:
         return {"kind": "fp32"}
-    if in_8_bits is not None:
-        scaling = read.chosen("fp8-recipe", _SCALINGS, "delayed", "tensorwise")
-        section["kind"] = f"fp8-{scaling}"
+    if in_8_bits is not None or in_4_bits is not None:
+        section["kind"] = (
+            read.chosen("fp8-recipe", _SCALINGS, "delayed", "tensorwise") if in_4_bits is None
+            else read.chosen("fp4-recipe", {"nvfp4": "nvfp4"}, "nvfp4", "nvfp4")
+        )  # fmt: skip
+        if read.flag("first-last-layers-bf16"):
+            for end, field in (("start", "first"), ("end", "last")):
+                section[f"{field}_in_16_bits"] = read.count(f"num-layers-at-{end}-in-bf16", 1, at_least=0)
         if not any(read.flag(name) for name in ("use-megatron-fsdp", "use-torch-fsdp2", "use-custom-fsdp")):
             section["weight_caching"] = True  # Transformer Engine's is_first_microbatch
     moments = {read.text("exp-avg-dtype", None), read.text("exp-avg-sq-dtype", None)} - {None, "fp32"}

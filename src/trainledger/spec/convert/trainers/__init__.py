@@ -242,7 +242,8 @@ def _precision(read: Reading, adapters: bool, *, split: bool) -> dict[str, Any]:
     if half is None or (said.get("run.mixed_by_shards") and split and not read.sharded):
         return {"kind": "tf32" if said.get("run.tf32") else "fp32"}
     if said.get("run.float8"):
-        return {"kind": f"fp8-{said.get('run.scaling', 'tensorwise')}" + ("-sharded" if read.sharded else "")}
+        kind = "mxfp8" if said.get("run.mx") else f"fp8-{said.get('run.scaling', 'tensorwise')}"
+        return {"kind": kind + ("-sharded" if read.sharded else "")}
     zero = "run.zero" in said
     if adapters or (said.get("run.pure") and not read.sharded and not zero):
         if adapters:
