@@ -10,7 +10,7 @@ from random_runs import pick, run_of
 from saving_runs import same_ledgers, saving_runs
 
 from trainledger.ledger.model.parameters import parameters
-from trainledger.ledger.ops.linear import base_nbytes
+from trainledger.ledger.ops.adapters import base_nbytes
 from trainledger.ledger.step import account
 from trainledger.spec.run import Run
 

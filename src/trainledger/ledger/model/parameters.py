@@ -17,7 +17,7 @@ from trainledger.ledger.core.graph import BlockLeaves, Leaf, ModelLeaves, Segmen
 from trainledger.ledger.core.sizes import added, is_one
 from trainledger.ledger.entry import Int
 from trainledger.ledger.model.attention_core import parameters_of_scores
-from trainledger.ledger.ops.linear import adapt
+from trainledger.ledger.ops.adapters import adapt
 from trainledger.spec.block import Learned
 from trainledger.spec.frozen import frozen
 from trainledger.spec.layers import LayerKind, LayerRun, last_kind, layer_runs, segments

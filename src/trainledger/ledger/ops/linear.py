@@ -1,13 +1,12 @@
-"""Linear layers in 8 and 4 bits (`engine.nn.float8`; by block as others have them) and with adapters, on a tape.
+"""Linear layers in 8 and 4 bits (`engine.nn.float8`; by block as others have them), on a tape.
 
-Sizes: N rows of tokens, I inputs, O outputs, R rank of an adapter.
+Sizes: N rows of tokens, I inputs, O outputs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from functools import partial, reduce
+from collections.abc import Callable, Sequence
+from functools import reduce
 from operator import mul
 from typing import Any
 
@@ -15,9 +14,8 @@ from trainledger.ledger.core.graph import Array, Gradients, Leaf, ModelLeaves
 from trainledger.ledger.core.tape import Tape
 from trainledger.ledger.entry import Int
 from trainledger.ledger.ops import operations as op
-from trainledger.spec.dtypes import BLOCK_FORMATS, nbytes_in
+from trainledger.spec.dtypes import BLOCK_FORMATS
 from trainledger.spec.precision import Float8
-from trainledger.spec.savings import BLOCKS_OF, Lora, is_linear, is_target
 from trainledger.spec.units import ceil_div
 
 BLOCK = 128  # DeepSeek-AI 2024, DeepSeek-V3, section 3.3.2
@@ -309,133 +307,3 @@ def _put(tape: Tape, made: Sequence[Array], into: Sequence[Array]) -> None:
 def blocks(size: Int) -> Int:
     """Blocks of 128 that a dim has, the last padded."""
     return ceil_div(size, BLOCK)
-
-
-# LoRA (Hu et al. 2021, section 4.1), QLoRA (Dettmers et al. 2023, section 3), as in `engine.nn.lora`: a frozen weight
-# has no gradient and its matmul none of its own, about 4 N FLOPs per token instead of 6 N.
-
-
-# The format that a weight's codes are held in, and 8-bit scales.
-CODES = {"bf16": "bf16", "int8": "int8", "nf4": "uint8", "fp8": "e4m3"}
-
-
-def adapt(named: dict[str, Leaf], lora: Lora) -> dict[str, Leaf]:
-    """The parameters of a block or of those around the blocks: frozen, with adapters on the targets."""
-    leaves: dict[str, Leaf] = {}
-    for name, leaf in named.items():
-        leaf.trained = False
-        leaves[name] = leaf
-        module, _, what = name.rpartition(".")
-        if not is_linear(name):
-            continue
-        last = what == "bias" or f"{module}.bias" not in named
-        weight = named[f"{module}.weight"]
-        a = b = None
-        if last and is_target(name, lora.targets):
-            d_out, d_in = weight.shape
-            a = leaves[f"{module}.lora_a"] = Leaf(f"{module}.lora_a", (lora.rank, d_in))
-            b = leaves[f"{module}.lora_b"] = Leaf(f"{module}.lora_b", (d_out, lora.rank))
-        if last:
-            weight.linear = partial(linear, lora=lora, a=a, b=b)
-    return leaves
-
-
-def linear(
-    tape: Tape, x: Array, w: Leaf, bias: Leaf | None, rows: Int, d_in: Int, d_out: Int, *,
-    lora: Lora, a: Leaf | None, b: Leaf | None,
-) -> Array:  # fmt: skip
-    """A frozen linear layer, plus what its adapter adds: dropout(x) A B times alpha / R."""
-    x = op.cast(tape, x, tape.compute_dtype)
-    y = _frozen(tape, x, w, bias, rows, d_in, d_out, lora.base_format)
-    if a is None or b is None:
-        return y
-    z = op.dropout(tape, x, lora.dropout)
-    low = op.linear(tape, z, a, None, rows, d_in, lora.rank)
-    whole = op.linear(tape, low, b, None, rows, lora.rank, d_out)
-    del low
-    added = op.times_number(tape, whole)
-    del whole
-    return op.add(tape, y, added)
-
-
-@contextmanager
-def adapters_off(leaves: ModelLeaves) -> Iterator[None]:
-    """Inside, linear layers with adapters are the frozen ones alone."""
-    ways = [(leaf, leaf.linear) for leaf in leaves.every() if leaf.linear is not None]
-    for leaf, way in ways:
-        leaf.linear = partial(way, a=None, b=None)
-    try:
-        yield
-    finally:
-        for leaf, way in ways:
-            leaf.linear = way
-
-
-def _frozen(
-    tape: Tape, x: Array, w: Leaf, bias: Leaf | None, rows: Int, d_in: Int, d_out: Int, base_format: str | None
-) -> Array:
-    """The matmul with a weight that gets no gradient, made wide for each use where it is stored otherwise."""
-    if base_format is None:
-        way, w.linear = w.linear, float8_linear if w.float8 else None
-        try:
-            return op.linear(tape, x, w, bias, rows, d_in, d_out)
-        finally:
-            w.linear = way
-    dtype = tape.compute_dtype
-    # The codes and their scales, read as so many elements of the codes' format.
-    codes = CODES[base_format]
-    stored = Array(base_nbytes(w.elements, base_format) // nbytes_in(1, codes), codes, None)
-
-    def wide() -> Array:
-        return tape.pointwise("dequantize", stored, elements=d_out * d_in, dtype=dtype)
-
-    node = tape.node([x.node], (), lambda g: [op.matmul(tape, "mm", [g, wide()], (1, rows, d_in, d_out), dtype)])
-    matrix = wide()
-    vector = [] if bias is None else [op.cast(tape, bias.array(), dtype)]
-    y = op.matmul(tape, "addmm" if vector else "mm", [*vector, x, matrix], (1, rows, d_out, d_in), dtype)
-    del matrix, vector
-    y.node = node
-    return y
-
-
-def base_nbytes(elements: Int, base_format: str) -> Int:
-    """Bytes of a frozen weight in a format, its scales included.
-
-    >>> base_nbytes(4096 * 4096, "nf4") / 4096**2 * 8
-    4.126953125
-    """
-    if base_format == "bf16":
-        return 2 * elements
-    return BLOCK_FORMATS[BLOCKS_OF[base_format]].nbytes_for(elements)
-
-
-def stored(leaf: Leaf, base_format: str | None, dtype: str) -> Iterator[tuple[Leaf, str]]:
-    """The tensors that a parameter is stored in, with their formats: itself, or codes and scales in rows.
-
-    >>> leaf = Leaf("mlp.up_proj.weight", (64, 65), trained=False)
-    >>> leaf.linear = linear
-    >>> [(each.shape, dtype) for each, dtype in stored(leaf, "nf4", "bf16")]
-    [((2080,), 'uint8'), ((65,), 'e4m3'), ((1,), 'fp32')]
-    """
-    if leaf.trained or leaf.linear is None or base_format in (None, "bf16"):
-        yield leaf, dtype if leaf.trained or leaf.linear is None else base_format or dtype
-        return
-    assert base_format is not None
-    form = BLOCK_FORMATS[BLOCKS_OF[base_format]]
-    scales = ceil_div(leaf.elements, form.block)
-    rows = [(ceil_div(leaf.elements * form.bits, 8), CODES[base_format]), (scales, CODES.get(form.scale, form.scale))]
-    if form.scale_block is not None:
-        rows.append((ceil_div(scales, form.scale_block), "fp32"))
-    for elements, format in rows:
-        yield Leaf(leaf.path, (elements,), trained=False), format
-
-
-def frozen_nbytes(leaves: ModelLeaves, base_format: str | None, dtype: str) -> Int:
-    """Bytes of all frozen parameters: linear layers in ``base_format`` where it is given, the rest in ``dtype``."""
-
-    def nbytes(leaf: Leaf) -> Int:
-        return sum(nbytes_in(each.elements, format) for each, format in stored(leaf, base_format, dtype))
-
-    return sum(
-        count * sum(nbytes(leaf) for leaf in pattern if not leaf.trained) for pattern, count in leaves.in_order()
-    )

@@ -15,7 +15,7 @@ from trainledger.ledger.core.recording import Hook
 from trainledger.ledger.core.sizes import is_one, several
 from trainledger.ledger.core.tape import Tape
 from trainledger.ledger.entry import COMMUNICATION, Group, Int
-from trainledger.ledger.ops.linear import stored
+from trainledger.ledger.ops.adapters import stored
 from trainledger.ledger.parallel.rank_plan import RankPlan
 from trainledger.ledger.parallel.reduction import sum_over_tensor
 from trainledger.spec.dtypes import nbytes_in

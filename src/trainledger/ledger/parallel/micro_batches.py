@@ -14,7 +14,8 @@ from trainledger.ledger.core.tape import Tape
 from trainledger.ledger.entry import COMMUNICATION, Group, Int
 from trainledger.ledger.model.forward import forward
 from trainledger.ledger.ops import operations as op
-from trainledger.ledger.ops.linear import adapters_off, cast_weights, copies_nbytes, frozen_nbytes
+from trainledger.ledger.ops.adapters import adapters_off, frozen_nbytes
+from trainledger.ledger.ops.linear import cast_weights, copies_nbytes
 from trainledger.ledger.ops.loss import preference
 from trainledger.ledger.optimizers.states import empty_buffers, set_formats
 from trainledger.ledger.parallel.expert import finish_gradients
