@@ -174,6 +174,9 @@ def by_microblocks(
     dtype, w_dtype, form = tape.compute_dtype, w.dtype, float8.forward
     each = rows if each is None else each
 
+    # A scale serves elements in a row of the summed dim, so no copy can be transposed: the gradient too comes both by
+    # outputs (for the input's gradient) and by tokens (for the weight's), as MXFP8BlockScaling and NVFP4BlockScaling
+    # of transformer_engine/common/recipe say ("both versions are computed from the high precision input").
     def backward(g: Array, x: Array, *w: Array) -> Gradients:
         by_output, *turned = quantized(tape, g, float8.backward, 1 + keeps_copy)
         weight = copies(float8, leaf)[1] if not w else w if keeps_copy else quantized(tape, w[0], form, 1)
@@ -207,6 +210,7 @@ def _rows_and_columns(tape: Tape, x: Array, form: str) -> Scaled:
     """The rows of x and its columns; where tensor ranks gather x again for backward, a rank's own are x's then."""
     if x.memory is None or x.memory.again is None:
         return quantized(tape, x, form, 2)
+    # Of Megatron-LM's sequence-parallel ranks Transformer Engine saves the part that was not gathered, in its columns.
     (part,) = quantized(tape, x.memory.again.part, form, 1)
     x.memory.again = x.memory.again.with_part(part)
     return quantized(tape, x, form, 1)

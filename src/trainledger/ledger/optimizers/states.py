@@ -138,6 +138,7 @@ def set_formats(leaves: ModelLeaves, precision: Precision, *, keeps_copies: bool
         for block in (*segment.first, *segment.blocks, *segment.last):
             for name, leaf in () if block.kind.in_16_bits else block.named.items():
                 if precision.float8 is not None and _multiplies_in_8_bits(name, leaf, precision.float8):
+                    # Owned leaves come here again for their dtypes alone, without the program that multiplies.
                     leaf.float8, leaf.keeps_copy = True, leaf.keeps_copy or keeps_copies
                     if len(leaf.shape) == 2 and leaf.linear is None:
                         leaf.linear = float8_linear
