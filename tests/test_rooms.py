@@ -149,18 +149,18 @@ CEILINGS: dict[str, tuple[int, int, int]] = {
     "answers": (80, 11084, 1314),
     "catalog": (3, 251, 22),
     "cli": (14, 2027, 331),
-    "engine": (66, 9843, 1064),
-    "forecast": (55, 9536, 842),
-    "ledger": (45, 7003, 517),
+    "engine": (66, 9849, 1064),
+    "forecast": (55, 9535, 841),
+    "ledger": (46, 7044, 528),
     "observe": (40, 5850, 628),
     "report": (13, 1708, 145),
-    "spec": (47, 7505, 429),
+    "spec": (47, 7564, 429),
     "tensors": (10, 1946, 108),
     "trace": (50, 9148, 760),
     "web": (27, 3910, 484),
 }
 # Of the whole: files, lines, ``fmt: skip``, short files with a single importer in their folder.
-MOST_FILES, MOST_LINES, MOST_SKIPS, MOST_LONE = 452, 98219, 148, 2
+MOST_FILES, MOST_LINES, MOST_SKIPS, MOST_LONE = 453, 98380, 151, 2
 
 
 @pytest.mark.parametrize("room", CEILINGS)
@@ -228,7 +228,7 @@ def lines_of(paths: Iterable[Path]) -> int:
     return sum(path.read_text(encoding="utf-8").count("\n") for path in paths)
 
 
-MOST_TEST_LINES = 71_253
+MOST_TEST_LINES = 71_368
 
 
 def test_tests_keep_below_their_ceiling() -> None:
