@@ -30,7 +30,7 @@ from trainledger.forecast.predict.device_memory import memory_of_device
 from trainledger.forecast.predict.forecast import Forecast
 from trainledger.forecast.predict.predict import checkpoint_nbytes, forecast
 from trainledger.forecast.predict.roofline import Machine
-from trainledger.ledger.entry import Amounts
+from trainledger.ledger.entry import Amounts, in_any_memory
 from trainledger.ledger.ledger import Ledger, summary, write_ledger
 from trainledger.ledger.measured import Measured, measured_run
 from trainledger.ledger.ranks import RankFigures, account_of, account_run, figures, write_rank
@@ -284,7 +284,7 @@ def needs_of(run: Run, ranks: Ranks) -> Needs:
     kernels = _kernels(ranks.device)
     own = account_of(run, ranks.rank, kernels=kernels).ledger
     whole = account(replace(run, layout=Layout(), cluster=replace(run.cluster, count=1)), backend=kernels)
-    state = dict(own.resident)
+    state = in_any_memory(own.resident)
     written = checkpoint_nbytes(own)
     peak = own.peak().nbytes  # an evaluation has no gradients and takes its loss as a step does: it needs less
     return Needs(

@@ -10,7 +10,14 @@ from trainledger.answers.defaults import is_one_step
 from trainledger.answers.load import Source, resolve
 from trainledger.answers.machine import kernels_of, machine_of
 from trainledger.answers.pages import published
-from trainledger.answers.pages.device_memory import memory_data, memory_lines, memory_section, parts_at_peak
+from trainledger.answers.pages.device_memory import (
+    host_line,
+    memory_data,
+    memory_lines,
+    memory_section,
+    parts_at_peak,
+    too_large,
+)
 from trainledger.answers.pages.heading import found_layout_section, model_line, of_run, run_line, unfused_update
 from trainledger.answers.pages.interval import between, fits, rests_on, room
 from trainledger.answers.pages.plain_data import plain, run_data
@@ -59,18 +66,9 @@ def why_impossible(plan: Plan) -> Problem | None:
     if forecast.impossible:
         rule = f"is missing, so {plan.run.cluster.count:,} devices cannot share this run: "
         return Problem("layout", None, rule + "; ".join(forecast.impossible), "layout=auto")
-    if not (needs := _too_large(forecast)):
+    if not (needs := too_large(plan)):
         return None
     return Problem("memory", None, f"does not fit: {needs}; trainledger advise ranks changes that need less")
-
-
-def _too_large(forecast: Forecast) -> str:
-    """What a device of a run that does not fit needs and has; empty where it fits, or where that is not known."""
-    if forecast.fits is not False or forecast.device_nbytes is None or forecast.usable_nbytes is None:
-        return ""
-    return (
-        f"a device needs {format_nbytes(forecast.device_nbytes)} and has {format_nbytes(forecast.usable_nbytes)} usable"
-    )
 
 
 @question(impossible=why_impossible)
@@ -157,7 +155,7 @@ def verdict(plan: Plan) -> str:
     forecast = plan.forecast
     if forecast.impossible:
         return f"Impossible {impossible(forecast)}."
-    if needs := _too_large(forecast):
+    if needs := too_large(plan):
         return f"Does NOT fit: {needs}."
     if forecast.fits is None and forecast.step_seconds is None:
         peak = format_nbytes(forecast.peak_nbytes or 0)
@@ -223,6 +221,8 @@ def _costs(plan: Plan) -> Iterator[tuple[str, str]]:
     if needs:
         yield "memory", needs
     yield "" if needs else "memory", f"tensors at the peak: {parts_at_peak(plan)}"
+    if plan.host is not None:
+        yield "host", host_line(plan.host)
     if forecast.bottleneck is not None:
         yield "bottleneck", f"{forecast.bottleneck.name}: {forecast.bottleneck.sentence}"
 
@@ -369,6 +369,7 @@ def _data(plan: Plan, resemblances: tuple[Resemblance, ...]) -> dict[str, Any]:
         "memory_nbytes": plan.memory_nbytes,
         "device_memory": memory_data(plan.device_memory),
         "nearest_published": published.data(resemblances),
+        **({"host_memory": plain(plan.host, more={type(plan.host): ("process", "node", "fits")})} if plan.host else {}),
         **({"ranks": [_rank_data(rank) for rank in plan.ranks]} if plan.ranks else {}),
     }
 

@@ -283,7 +283,8 @@ def _host(name: str) -> Link:
     """A link to the host's memory, with the share that copies reach, undisturbed by other devices."""
     entry = _entry("links", name, "host")
     joined = _link(name, entry)
-    return replace(joined, share=entry.get("host_share", joined.share))
+    bandwidth = parse_nbytes(entry["host_memory_bandwidth"])
+    return replace(joined, share=entry.get("host_share", joined.share), memory_bytes_per_second=bandwidth)
 
 
 def _protocols(hardware: str) -> tuple[Protocol, ...]:

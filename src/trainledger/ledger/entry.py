@@ -18,10 +18,13 @@ Int = Any  # int for one run, an array for many at once, a sympy expression for 
 
 PHASES = ("data", "forward", "recompute", "backward", "clip", "optimizer", "collective", "other")
 _COMPUTES = ("matmul", "attention", "elementwise", "norm", "softmax", "embedding", "reduction", "copy", "allocate")
-KINDS = (*_COMPUTES, "random", "update", "transfer", "collective", "unknown")
+KINDS = (*_COMPUTES, "random", "update", "transfer", "collective", "host", "unknown")
 _STATES = ("parameters", "frozen weights", "gradients", "optimizer state")
 CATEGORIES = (*_STATES, "activations", "logits and loss", "scratch", "buffers", "batch", "communication")
 HOST = "host"  # what was moved to host memory: no part of the device's
+STATES_ON_HOST = tuple(f"{HOST} {state}" for state in _STATES)  # model states that are held there (`recipe.offload`)
+GRADIENTS_ON_HOST = f"{HOST} gradients"
+ON_HOST = frozenset((HOST, *STATES_ON_HOST))
 BASES = ("exact", "bound", "assumed", "measured")
 
 Amounts = tuple[tuple[str, Int], ...]  # (category, nbytes) pairs
@@ -46,6 +49,7 @@ class Entry:
     those of the whole message as NCCL's tests count them: of all that is reduced, of what an all-gather makes, of what
     a reduce-scatter or an all-to-all reads, of what one rank sends to one other. ``overlap`` says with what it can
     run: ``compute``, or nothing (what comes next waits for it). ``seconds`` is known only where it was measured.
+    An entry of kind ``host`` is computed by the host's processor, in the host's memory.
     ``source`` is the rule it comes from, ``line`` the user's code that caused it ("file:line"; in backward the forward
     operation's), which only a traced step has.
     """
@@ -250,6 +254,19 @@ def keep_what_lives(live: Iterable[Storage], phase: str) -> None:
             storage.kept = True
             if storage.category == "scratch":
                 storage.category = "activations"
+
+
+def in_any_memory(resident: Amounts) -> dict[str, Int]:
+    """Bytes by category, states on the host with those on the device.
+
+    >>> in_any_memory((("optimizer state", 8), ("host optimizer state", 16)))
+    {'optimizer state': 24}
+    """
+    found: dict[str, Int] = {}
+    for category, nbytes in resident:
+        name = category.removeprefix(f"{HOST} ")
+        found[name] = found.get(name, 0) + nbytes
+    return found
 
 
 def amounts(storages: Iterable[tuple[Storage, Int]]) -> Amounts:

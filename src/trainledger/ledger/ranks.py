@@ -14,7 +14,7 @@ from typing import Any
 from trainledger.ledger.core.graph import Leaf
 from trainledger.ledger.core.sizes import several, sizes_of
 from trainledger.ledger.core.tape import Tape
-from trainledger.ledger.entry import HOST, Int
+from trainledger.ledger.entry import ON_HOST, Int
 from trainledger.ledger.ledger import Ledger
 from trainledger.ledger.memory.timeline import Peak, peak_nbytes
 from trainledger.ledger.model.parameters import ParameterCount, leaves_of, parameters
@@ -207,7 +207,7 @@ def static_memory(rank: RankPlan, *, backend: str) -> StaticMemory:
     sizes = sizes_of(rank.run, backend)
     works = tuple(Work(tape, rank, sizes, chunk) for chunk in rank.chunks)
     owned = rank.owned
-    resident = sum(nbytes for name, nbytes in resident_of(rank, works, owned, 0) if name not in (HOST, "buffers"))
+    resident = sum(nbytes for name, nbytes in resident_of(rank, works, owned, 0) if name not in (*ON_HOST, "buffers"))
     resident += sum(work.copies_nbytes for work in works)
     outside = sum(_gathered(rank, [(work.leaves.outside, 1)]) for work in works) if rank.gathers else 0
     whole = rank.gathers and not rank.layout.reshards
@@ -226,7 +226,7 @@ def static_memory(rank: RankPlan, *, backend: str) -> StaticMemory:
 
 def _gradients(work: Work) -> Int:
     """Bytes of a chunk's gradients in addition to buffers that are there all the time."""
-    if work.buffered:
+    if work.buffered or work.rank.offload(work.tape.backend) is not None:
         return 0
     precision, sharded = work.tape.precision, work.sharded
     if sharded is not None and not sharded.once:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 
 from trainledger.ledger.core.graph import Array, ModelLeaves
 from trainledger.ledger.core.sizes import is_zero, sizes_of
 from trainledger.ledger.core.tape import Tape
-from trainledger.ledger.entry import Amounts, Int
+from trainledger.ledger.entry import GRADIENTS_ON_HOST, HOST, STATES_ON_HOST, Amounts, Int
 from trainledger.ledger.ledger import Ledger
 from trainledger.ledger.memory.compiled_blocks import hooks_of
 from trainledger.ledger.memory.timeline import peak_nbytes
@@ -64,6 +65,7 @@ def follow_places(ranks: Sequence[RankPlan], *, backend: str) -> tuple[Ledger, .
         return tuple(follow(each, backend=backend) for each in ranks)
     hooks, note = hooks_of(rank) if recipe.compile or recipe.of_megatron else ((), "")
     tape = Tape(precision, backend, hooks)
+    tape.sends_gradients = rank.offload(backend) is not None and rank.sends_gradients and not rank.sharded
     sizes = sizes_of(rank.run, backend)
     works = tuple(Work(tape, rank, sizes, chunk) for chunk in rank.chunks)
     for each in ranks:
@@ -102,25 +104,35 @@ def _update(tape: Tape, rank: RankPlan, works: tuple[Work, ...], loss: Array | N
         sum_tied_embedding(tape, rank, held_by)
     held: list[Array] = []
     gradients: list[Array] = []
-    if _copies_gradients(precision):
-        whole = not rank.sharded and not any(work.buffered for work in works)
-        gradients = main_gradients(tape, leaves, whole=whole)
-        for work in works:
-            work.drop_gradients()
-    array = unscale(tape, leaves) if precision.loss_scaling else None
-    if recipe.grad_clip is not None:
-        with tape.during("clip"):
-            sum_norms(tape, rank, leaves)
-            held = clip(tape, leaves, foreach=tape.backend != "cpu")
-    with tape.during("optimizer"):
-        if array is not None:
-            read_overflow(tape, array)
-        update(tape, leaves, recipe, rank.group if rank.gathers else None)
-        if precision.master:
-            round_back(tape, leaves)
-            gradients.clear()
-        if array is not None:
-            adapt_scale(tape, array)
+    offload = rank.offload(tape.backend)
+    if offload is not None and not rank.sends_gradients:
+        with tape.during("optimizer"):
+            whole = Array(leaves.trained().elements, precision.gradients, None)
+            held.append(tape.moved("to_host", whole, GRADIENTS_ON_HOST))
+    with tape.on_the_host() if offload is not None else nullcontext():
+        if _copies_gradients(precision):
+            apart = offload is not None or rank.sharded or any(work.buffered for work in works)
+            gradients = main_gradients(tape, leaves, whole=not apart)
+            for work in works:
+                work.drop_gradients()
+        array = unscale(tape, leaves) if precision.loss_scaling else None
+        if recipe.grad_clip is not None:
+            with tape.during("clip"):
+                sum_norms(tape, rank, leaves)
+                held += clip(tape, leaves, foreach=tape.backend != "cpu")
+        with tape.during("optimizer"):
+            if array is not None:
+                read_overflow(tape, array)
+            update(tape, leaves, recipe, rank.group if rank.gathers else None)
+            if precision.master:
+                round_back(tape, leaves)
+                gradients.clear()
+            if array is not None:
+                adapt_scale(tape, array)
+    if offload == "optimizer":
+        with tape.during("optimizer"):
+            updated = Array(leaves.trained().elements, precision.parameters, None)
+            tape.emit("to_device", "transfer", changes=[updated])
     if rank.sharded and not rank.gathers:
         gather_updated(tape, rank, [work.leaves for work in works])
     if loss is not None and loss.memory is not None:  # the step has it to here
@@ -171,7 +183,12 @@ def resident_of(rank: RankPlan, works: tuple[Work, ...], owned: ModelLeaves, tok
         ("communication", 0 if recipe.of_megatron else bucket_nbytes(rank, owned, precision.gradients)),
         ("buffers", _buffers(rank, works) + sum(work.copies_nbytes for work in works)),
     ]
-    return tuple((name, nbytes) for name, nbytes in resident if not is_zero(nbytes))
+    offload = rank.offload(works[0].tape.backend)
+    if offload == "optimizer" and not precision.master:  # the host updates a copy of the weights
+        resident[3] = (resident[3][0], resident[3][1] + nbytes_in(owned.trained().elements, precision.updated))
+    there = {None: (), "optimizer": STATES_ON_HOST[3:], "parameters": STATES_ON_HOST}[offload]
+    placed = ((f"{HOST} {name}" if f"{HOST} {name}" in there else name, nbytes) for name, nbytes in resident)
+    return tuple((name, nbytes) for name, nbytes in placed if not is_zero(nbytes))
 
 
 BUCKET = 500_000_000  # elements of DeepSpeed's reduce_bucket_size by default
@@ -202,7 +219,7 @@ def _fsdp2(rank: RankPlan, ledger: Ledger) -> Iterator[tuple[str, Int]]:
     run, precision = rank.run, rank.run.recipe.precision
     outside = sum(leaf.elements for chunk in rank.chunks for leaf in chunk.leaves.outside if leaf.decayed)
     gathered = nbytes_in(outside, precision.arriving)
-    shards = nbytes_in(ledger.parameters, precision.gradients)
+    shards = 0 if run.recipe.offload else nbytes_in(ledger.parameters, precision.gradients)
     logits: Int = 0
     if run.recipe.loss.kind == "full" and precision.low and rank.chunks[-1].chunk.ends:
         logits = nbytes_in(run.device_batch * run.recipe.seq_len * run.model.padded_vocab, precision.compute)

@@ -30,7 +30,7 @@ class Link:
     """A link: bytes per second of each device, one way, and the share of them that long messages reach.
 
     ``switch_share`` is the share with reductions in the switch (NVLink SHARP), whose latency is ``switch_seconds``;
-    None for a link without them.
+    None for a link without them. ``memory_bytes_per_second`` is the bandwidth of the memory of a host behind it.
     """
 
     name: str
@@ -39,6 +39,7 @@ class Link:
     share: float = 1.0
     switch_share: float | None = None
     switch_seconds: float = 0.0
+    memory_bytes_per_second: float | None = None
     protocols: tuple[Protocol, ...] = (Protocol(name="plain"),)
     basis: str = "assumed"
     source: str = ""
@@ -129,6 +130,22 @@ class Cluster:
         at_least=LEAST_RATE,
         at_most=10**15,
         unit=_FOR_EACH,
+    )
+    host_memory_nbytes: int | None = setting(
+        'memory of a node\'s host ("512GB"); absent = not known, so that nothing says whether a run fits there',
+        None,
+        quantity="nbytes",
+        at_least=1,
+        at_most=10**15,
+    )
+    host_update_bytes_per_second: int | None = setting(
+        "rate at which a host updates an offloaded optimizer: bytes that the update reads and writes, all processes of "
+        "a node together; absent = a quarter of its memory bandwidth",
+        None,
+        quantity="bytes/s",
+        at_least=LEAST_RATE,
+        at_most=10**15,
+        unit=_OF_ALL,
     )
     price_per_device_hour: float | None = setting(
         "price of one device for an hour; absent = no cost", None, at_least=0, at_most=10**9

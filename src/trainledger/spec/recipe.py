@@ -68,6 +68,7 @@ class Watch:
 
 
 FRAMEWORKS = ("torch", "megatron-core", "megatron-local", "deepspeed")
+OFFLOADS = ("optimizer", "parameters")
 ATTENTIONS = ("sdpa", "math", "flash", "efficient", "cudnn")
 
 
@@ -265,6 +266,13 @@ class Recipe:
         "kernels are replayed as CUDA graphs, so that no step waits for the program to launch them; the graphs' own "
         "memory is not counted",
         False,
+    )
+    offload: str | None = setting(
+        "model states in host memory: optimizer = its state and an fp32 copy of the weights, updated by the host's "
+        "processor, gradients sent down and weights up (ZeRO-Offload); parameters = also the sharded parameters and "
+        "gradients, sent up before each gather (FSDP2's CPUOffloadPolicy, ZeRO-3's offload_param); absent = none",
+        None,
+        choices=OFFLOADS,
     )
     lora: Lora | None = part("adapters on frozen weights; absent = all weights are trained", Lora, default=None)
 

@@ -10,6 +10,7 @@ from trainledger.answers.pages.memory import COLOUR_OF
 from trainledger.answers.pages.plain_data import plain
 from trainledger.forecast.plan.plan import Plan
 from trainledger.forecast.predict.device_memory import TENSORS_ALONE, DeviceMemory, of_a_device
+from trainledger.forecast.predict.host_memory import HostMemory
 from trainledger.ledger.entry import CATEGORIES, Int
 from trainledger.ledger.memory.timeline import peak_nbytes
 from trainledger.report.chart import DARK, GREY, PALE, Bars, Chart, bar_chart, stacked, usable_memory
@@ -45,6 +46,29 @@ def verdict(nbytes: Int, device: DeviceMemory, chance: float | None = None) -> s
     """
     usable = f"{format_nbytes(device.usable_nbytes or 0)} {of_a_device(device)}"
     return f"{format_nbytes(nbytes)} in all of {usable}: {fits(device.fits, chance)}."
+
+
+def too_large(plan: Plan) -> str:
+    """What a device or a host of a run that does not fit needs and has; empty where it fits, or that is not known."""
+    forecast, host = plan.forecast, plan.host
+    if forecast.fits is False and forecast.device_nbytes is not None and forecast.usable_nbytes is not None:
+        needs, has = forecast.device_nbytes, f"{format_nbytes(forecast.usable_nbytes)} usable"
+        return f"a device needs {format_nbytes(needs)} and has {has}"
+    if host is None or host.fits is not False:
+        return ""
+    return f"a host needs {format_nbytes(host.node)} and has {format_nbytes(host.usable or 0)}"
+
+
+def host_line(host: HostMemory) -> str:
+    """What a process and a node of a run hold in host memory, and what loading the model takes there."""
+    parts = [*host.parts, *([("staged checkpoint", host.staged)] if host.staged else ())]
+    largest = ", ".join(f"{name} {format_nbytes(nbytes)}" for name, nbytes in parts[:4])
+    has = "" if host.usable is None else f" of {format_nbytes(host.usable)}"
+    whole = f"{format_nbytes(host.process)} a process ({largest})" if parts else "nothing of a step"
+    several = f", {format_nbytes(host.node)} a node of {host.processes}" if host.processes > 1 and parts else ""
+    load = f"{format_nbytes(host.model)} to load the model"
+    load += f", {format_nbytes(host.loading)} if every process reads all of it" if host.processes > 1 else ""
+    return f"{whole}{several}{has}; {load}; besides PyTorch itself"
 
 
 def memory_data(device: DeviceMemory | None) -> Any:

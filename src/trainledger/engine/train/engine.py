@@ -30,7 +30,7 @@ from trainledger.engine.train.parallel.model_on_rank import (
     optimizer_on_rank,
     reference_on_rank,
 )
-from trainledger.engine.train.parallel.refusals import refuse_on_ranks
+from trainledger.engine.train.parallel.refusals import refuse_offload, refuse_on_ranks
 from trainledger.engine.train.precision import (
     LossScaler,
     MasterWeights,
@@ -90,6 +90,7 @@ def train(
             refuse_launches(run.recipe, str(ranks.device))
             refuse_workspace(run.recipe, str(ranks.device))
             refuse_matmuls(run.recipe.precision, ranks.device.type)
+            refuse_offload(run.recipe, ranks.device.type)
             if ranks.size > 1:
                 refuse_on_ranks(run)
 

@@ -14,7 +14,7 @@ from typing import Any
 from trainledger.forecast.explain.symbols import Symbolic, expanded, formula, named_heads, settled, with_numbers
 from trainledger.forecast.predict.device_memory import DeviceMemory
 from trainledger.forecast.predict.roofline import EntryTime, moved_nbytes
-from trainledger.forecast.predict.step import StepTime
+from trainledger.forecast.predict.step import HOST_UPDATE, StepTime
 from trainledger.ledger.core.graph import component_of
 from trainledger.ledger.core.sizes import added
 from trainledger.ledger.entry import Entry
@@ -204,6 +204,7 @@ CAUSES = {
     "ideal": "model FLOPs, attention counted dense, over the peak FLOP/s of the matmuls' dtype",
     "recomputation": "forward operations that run again in backward",
     "kernel efficiency": "time of matmuls and attention beyond the ideal; negative where kernels skip masked pairs",
+    HOST_UPDATE: "bytes that an offloaded optimizer reads and writes over the rate of its host",
     "memory-bound operations": "time in which all other operations move their bytes",
     "launch overhead": "fixed time of each operation, and time that the device waits for the program",
     "exposed communication": "time that the step would save if communication took none",

@@ -9,8 +9,10 @@ from trainledger.forecast.plan.quantity import checked_mfu
 from trainledger.forecast.predict import predict
 from trainledger.forecast.predict.device_memory import DeviceMemory, memory_of_device
 from trainledger.forecast.predict.forecast import Forecast
+from trainledger.forecast.predict.host_memory import HostMemory, host_memory
 from trainledger.forecast.predict.roofline import Machine, NoRate, matmul_dtype, peak_rate
 from trainledger.ledger import rules_of_thumb as thumb
+from trainledger.ledger.entry import in_any_memory
 from trainledger.ledger.ledger import Ledger
 from trainledger.ledger.memory.timeline import Peak
 from trainledger.ledger.ranks import RankAccount, RunAccount
@@ -140,7 +142,7 @@ def _rows(account: RunAccount, peak_nbytes: int) -> Iterator[RuleOfThumb]:
         kept,
         "counts one tensor of each block",
     )
-    static = dict(ledger.resident)
+    static = in_any_memory(ledger.resident)
     gradients = nbytes_in(N, recipe.precision.gradients)
     states = sum(static.get(each, 0) for each in ("frozen weights", "parameters", "optimizer state")) + gradients
     if recipe.optimizer.kind in ("adamw", "adam"):
@@ -247,7 +249,8 @@ class Plan(Answer, report="plan"):
     ``ranks`` are the distinct ranks of a run that is spread over devices; its ledger is that of the whole step.
     ``heaviest`` is the ledger of the device that needs most memory, whose ``peak`` it is.
     ``convention`` says how its model FLOPs are counted. ``device_memory`` is the memory of the peak rank in
-    all; None where the device is not of the catalog. ``machine`` is what times are predicted for.
+    all; None where the device is not of the catalog. ``machine`` is what times are predicted for, ``host``
+    what is in host memory, where anything is or its size is given.
     """
 
     run: Run
@@ -262,6 +265,7 @@ class Plan(Answer, report="plan"):
     device_memory: DeviceMemory | None = None
     convention: str = "dense"
     machine: Machine | None = None
+    host: HostMemory | None = None
 
     def __repr__(self) -> str:
         on = f"{self.run.cluster.count:,} x {self.run.cluster.device}"
@@ -296,6 +300,9 @@ def make_plan(account: RunAccount, machine: Machine | None, *, mfu: float | str 
             else None
         ),
         machine=machine,
+        host=host_memory(account, machine.fabric.devices_per_node if machine.fabric else 1)
+        if isinstance(machine, Device)
+        else None,
     )
 
 

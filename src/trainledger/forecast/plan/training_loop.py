@@ -20,6 +20,7 @@ from trainledger.forecast.predict.run import (
     write_seconds,
     young,
 )
+from trainledger.ledger.entry import in_any_memory
 from trainledger.ledger.ledger import Ledger
 from trainledger.report.document import Answer
 from trainledger.spec.dtypes import TOKEN_NBYTES, token_dtype
@@ -117,7 +118,7 @@ def training_loop(
         step_seconds=step, loader_tokens_per_second=rate,
         loader_nbytes_per_second=None if rate is None else rate * TOKEN_NBYTES[dtype], formulas=(), remarks=(),
     )  # fmt: skip
-    state = dict(ledger.resident)
+    state = in_any_memory(ledger.resident)
     return replace(made, formulas=tuple(_formulas(made, state)), remarks=tuple(_remarks(made, around)))
 
 

@@ -19,7 +19,7 @@ from trainledger.forecast.predict.overlap import (
     times_of,
 )
 from trainledger.forecast.predict.roofline import EntryTime, Machine, NoRate, Roofline
-from trainledger.forecast.predict.step import host_seconds
+from trainledger.forecast.predict.step import host_seconds, update_rate_of
 from trainledger.forecast.predict.stream_ops import Timed
 from trainledger.ledger.core.sizes import greater, is_one, is_zero
 from trainledger.ledger.entry import Entry
@@ -193,6 +193,8 @@ class Clock:
         self.machine = machine
         self.fabric = fabric
         self.roofline = Roofline(machine, blocking=run.recipe.launch_blocking)
+        cluster = run.cluster
+        self.update_rate = update_rate_of(machine, cluster.count, cluster.host_update_bytes_per_second)
         self.links = None
         if isinstance(machine, Device):
             self.contention = machine.contention_share
@@ -217,8 +219,16 @@ class Clock:
         key = (entry.name, entry.kind, entry.phase, entry.dtype, len(entry.fused), *map(_content, sizes))
         found = self._known.get(key)
         if found is None:
-            found = self._known[key] = self.roofline.once(entry)
+            found = self._known[key] = self._once(entry)
         return key, found
+
+    def _once(self, entry: Entry) -> EntryTime:
+        if entry.kind != "host":
+            return self.roofline.once(entry)
+        seconds = host_seconds(entry, self.machine, self.update_rate)
+        if seconds is None:
+            raise NoRate("how fast this host updates an optimizer is not known (cluster.host_update_bytes_per_second)")
+        return EntryTime(entry, seconds, "host")
 
     def message(self, entry: Entry) -> Timed:
         """Of one collective or transfer; raises NoRate where the link that it takes is not known."""

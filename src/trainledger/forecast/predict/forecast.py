@@ -215,6 +215,7 @@ _SAYS = {
     "exposed communication": "goes to communication that no compute hides",
     "pipeline bubble": "goes to waiting for other pipeline stages",
     "stragglers": "goes to waiting for the slowest device",
+    "update on the host": "goes to the update of an offloaded optimizer",
     "data": "goes to waiting for training data",
     "evaluation": "goes to evaluation",
     "checkpoints": "goes to writing checkpoints",

@@ -18,7 +18,7 @@ from trainledger.forecast.predict.roofline import (
     matmul_dtype_of,
 )
 from trainledger.forecast.predict.stage import StageTime, stages_of, with_free_links
-from trainledger.forecast.predict.step import CAUSES, StepTime, basis_of, causes_of, launched_one_by_one, step_time
+from trainledger.forecast.predict.step import CAUSES, StepTime, basis_of, causes_of, launched_one_by_one, step_of_one
 from trainledger.forecast.predict.stream_ops import StreamOp, compute_seconds, flat
 from trainledger.forecast.predict.streams import Span, Streams, rank_seconds
 from trainledger.ledger.core.sizes import added
@@ -45,7 +45,7 @@ def layout_time(ranks: Sequence[RankAccount], machine: Machine, *, tensors: int 
     run = ranks[0].plan.whole
     machine = launched_as(run.recipe, machine)
     if run.layout.alone:
-        return step_time(ranks[0].ledger, machine, tensors=tensors, blocking=run.recipe.launch_blocking)
+        return step_of_one(run, ranks[0].ledger, machine, tensors=tensors)
     basis, notes = basis_of(machine)
     machine, fabric, contention = of_layout(run, machine)
     if fabric is None:
@@ -66,7 +66,7 @@ def layout_time(ranks: Sequence[RankAccount], machine: Machine, *, tensors: int 
     causes = dict.fromkeys(CAUSES, 0.0)
     for stage, share in shares:
         for name, cause in causes_of(stage.times, ideal[id(stage.ledger)]).items():
-            causes[name] += share * cause
+            causes[name] = causes.get(name, 0.0) + share * cause
     causes["pipeline bubble"] = free - computing
     causes["exposed communication"] = seconds - free
     launches = max(sum(time.launch_seconds for time in stage.times) for stage, _ in shares)

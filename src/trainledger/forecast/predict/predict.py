@@ -24,7 +24,8 @@ from trainledger.forecast.predict.forecast import (
 from trainledger.forecast.predict.interval import AT_THE_PEAK, of_forecast, of_step
 from trainledger.forecast.predict.roofline import Machine, NoRate, hfu, launched_as, matmul_dtype, mfu, peak_rate
 from trainledger.forecast.predict.run import SHARED, Conditions, RunTime, conditions, run_time, too_few
-from trainledger.forecast.predict.step import StepTime, step_time
+from trainledger.forecast.predict.step import StepTime, step_of_one
+from trainledger.ledger.entry import in_any_memory
 from trainledger.ledger.ledger import Ledger, summary
 from trainledger.ledger.model.parameters import parameters
 from trainledger.ledger.ranks import RunAccount, account_run
@@ -85,7 +86,7 @@ def forecast(account: RunAccount, machine: Machine | None) -> Forecast:
         step = layout_time(ranks, machine)
     else:
         launching = launched_as(run.recipe, machine)
-        step = step_time(ledger, launching, tensors=account.tensors, blocking=run.recipe.launch_blocking)
+        step = step_of_one(run, ledger, launching, tensors=account.tensors)
     notes += step.notes
     if isinstance(machine, Device) and run.recipe.attention == "sdpa":
         notes += _of_attention(ledger, kernels_of_capability(machine.compute_capability))
@@ -219,7 +220,7 @@ def _whole(account: RunAccount, machine: Machine, step: StepTime, around: Condit
 
 def checkpoint_nbytes(ledger: Ledger) -> int:
     """Bytes of a checkpoint, from the ledger of the whole step: the state that training resumes from."""
-    state = dict(ledger.resident)
+    state = in_any_memory(ledger.resident)
     nbytes: int = state.get("parameters", 0) + state.get("optimizer state", 0)
     return nbytes
 

@@ -27,6 +27,7 @@ from trainledger.report.document import Answer
 from trainledger.spec.calibration import factor_of
 from trainledger.spec.device import Device
 from trainledger.spec.frozen import frozen
+from trainledger.spec.run import Run
 from trainledger.spec.units import counted, format_nbytes, format_percent, format_seconds
 
 Seconds = dict[str, Real]
@@ -34,6 +35,7 @@ Seconds = dict[str, Real]
 # What the seconds of a step go to; `StepTime.causes` has these keys.
 _OF_DEVICE = ("ideal", "recomputation", "kernel efficiency", "memory-bound operations", "launch overhead")
 CAUSES = (*_OF_DEVICE, "exposed communication", "pipeline bubble", "stragglers")
+HOST_UPDATE = "update on the host"  # of an offloaded optimizer alone
 
 
 @frozen
@@ -61,18 +63,20 @@ class StepTime:
         return f"StepTime({time}, {self.basis}, {len(self.entries)} operations)"
 
 
-def step_time(ledger: Ledger, machine: Machine, *, tensors: int = 0, blocking: bool = False) -> StepTime:
+def step_time(
+    ledger: Ledger, machine: Machine, *, tensors: int = 0, blocking: bool = False, update_rate: float | None = None
+) -> StepTime:
     """Predicted time of one optimizer step: operations one after another, nothing overlapped.
 
     Works on a device of the catalog, which gives a bound where its efficiency is not known, and on a calibration.
     ``tensors`` are those that the optimizer updates: it looks at each of them before its kernels run. ``blocking``
-    says that the program waits for each kernel (`recipe.launch_blocking`).
+    says that the program waits for each kernel (`recipe.launch_blocking`), ``update_rate`` is that of `host_seconds`.
     """
     basis, notes = basis_of(machine)
     if any(entry.fused for entry in ledger):
         notes.append("assuming that a compiled block runs everything between two matmuls in one kernel")
     try:
-        times = entry_times(ledger, machine, blocking=blocking)
+        times = entry_times(ledger, machine, blocking=blocking, update_rate=update_rate)
         ideal = ideal_seconds(ledger, machine, matmul_dtype(ledger))
     except NoRate as reason:
         return StepTime(None, {}, {}, {}, basis, (f"no step time: {reason}",))
@@ -82,7 +86,7 @@ def step_time(ledger: Ledger, machine: Machine, *, tensors: int = 0, blocking: b
     times += _optimizer_call(times, machine, tensors, blocking=blocking)
     times += waiting(times)
     if untimed:
-        notes.append(f"{untimed} transfers and collectives are not timed: no link was measured")
+        notes.append(f"{untimed} transfers, collectives and operations of the host are not timed: no link was measured")
     if ledger.uncounted:
         names = ", ".join(name for name, _ in ledger.uncounted)
         notes.append(f"FLOPs of operations without a rule are not included: {names}")
@@ -96,6 +100,12 @@ def step_time(ledger: Ledger, machine: Machine, *, tensors: int = 0, blocking: b
         entries=times,
         causes=causes_of(times, ideal),
     )
+
+
+def step_of_one(run: Run, ledger: Ledger, machine: Machine, *, tensors: int) -> StepTime:
+    """The time of a run's step on one device."""
+    rate = update_rate_of(machine, 1, run.cluster.host_update_bytes_per_second)
+    return step_time(ledger, machine, tensors=tensors, blocking=run.recipe.launch_blocking, update_rate=rate)
 
 
 def basis_of(machine: Machine) -> tuple[str, list[str]]:
@@ -125,32 +135,51 @@ def launched_one_by_one(machine: Machine) -> list[str]:
     ]
 
 
-def entry_times(ledger: Ledger, machine: Machine, *, blocking: bool = False) -> tuple[EntryTime, ...]:
+def entry_times(
+    ledger: Ledger, machine: Machine, *, blocking: bool = False, update_rate: float | None = None
+) -> tuple[EntryTime, ...]:
     """The times of what runs on the device itself, in order, and of what goes to its host; raises NoRate."""
     roofline = Roofline(machine, blocking=blocking)
     found = []
     for entry in ledger:
-        if entry.kind == "transfer":
-            seconds = host_seconds(entry, machine)
+        if entry.kind in ("transfer", "host"):
+            seconds = host_seconds(entry, machine, update_rate)
             if seconds is not None:
-                found.append(EntryTime(entry, seconds * entry.times, "transfer"))
+                found.append(EntryTime(entry, seconds * entry.times, entry.kind))
         elif entry.kind != "collective" and is_zero(entry.payload):
             found.append(roofline.time(entry))
     return tuple(found)
 
 
-def host_seconds(entry: Entry, machine: Machine) -> Real | None:
-    """Seconds of one transfer between device and host; None where the link between them is not known.
+# Of a host's memory bandwidth what an update reaches: assumed, between 40 GB/s (deepspeedai/DeepSpeed#735: 11.6B
+# parameters in 8.2 s, 28 bytes of each), about 50 GB/s (#7474: 3.1B, 128 cores) and 109 GB/s of 256
+# (Ren et al. 2021, ZeRO-Offload, arXiv 2101.06840, table 4: 10B in 2.57 s).
+HOST_UPDATE_SHARE = 0.25
 
-    What the device computes waits for it: `ledger.memory.checkpointing.Offload` copies one array after the other.
+
+def host_seconds(entry: Entry, machine: Machine, update_rate: float | None = None) -> Real | None:
+    """Seconds of a transfer between device and host, or of what the host's processor computes; None where the rate is
+    not known. ``update_rate`` is that of a process, in bytes that are read and written per second.
     """
     if not isinstance(machine, Device):
-        rate = machine.host_bytes_per_second
-        return None if rate is None else entry.read / rate
+        rate = machine.host_bytes_per_second if entry.kind == "transfer" else update_rate
+        return None if rate is None else (entry.read + (entry.kind == "host") * entry.written) / rate
+    if entry.kind == "host":
+        rate = update_rate or update_rate_of(machine, 1)
+        return None if rate is None else (entry.read + entry.written) / rate
     if machine.fabric is None or machine.fabric.host is None:
         return None
     host = machine.fabric.host
     return entry.read / (host.bytes_per_second if machine.efficiency is None else host.reached)
+
+
+def update_rate_of(machine: Machine, processes: int, given: float | None = None) -> float | None:
+    """Bytes per second of an update on a host, of each of the processes of a node, of which there are so many."""
+    host = machine.fabric.host if isinstance(machine, Device) and machine.fabric is not None else None
+    if given is None and host is not None and host.memory_bytes_per_second is not None:
+        given = host.memory_bytes_per_second * HOST_UPDATE_SHARE
+    per_node = 1 if not isinstance(machine, Device) or machine.fabric is None else machine.fabric.devices_per_node
+    return None if given is None else given / min(processes, per_node)
 
 
 def waiting(times: Sequence[EntryTime]) -> tuple[EntryTime, ...]:
@@ -180,6 +209,8 @@ def causes_of(times: Iterable[EntryTime], ideal: Real) -> Seconds:
         rest = time.seconds - time.overhead_seconds
         if time.entry.phase == "recompute":
             causes["recomputation"] += rest
+        elif time.entry.kind == "host":
+            causes[HOST_UPDATE] = causes.get(HOST_UPDATE, 0.0) + rest
         elif time.entry.kind == "transfer":
             causes["exposed communication"] += rest
         elif time.entry.kind in COMPUTE_KINDS:

@@ -135,6 +135,8 @@ def _op(timed: Timed, buckets: bool) -> StreamOp | None:
         ahead = entry.name == "all_gather"  # of the matmuls that overlap it; a reduction follows them
         before, after = (0.0, timed.overlapped) if ahead else (timed.overlapped, 0.0)
         return StreamOp(kind, seconds, label, backward, before=before, after=after)
+    if entry.kind == "transfer":
+        return StreamOp("upload" if entry.name == "to_device" else "sum", seconds, label, backward)
     if entry.name in ("send", "recv"):
         return StreamOp("ring", seconds, label, backward) if entry.name == "send" else None
     if entry.name == "all_gather":
@@ -150,7 +152,7 @@ def without_links(ops: Schedule) -> Schedule:
     for op in ops:
         if isinstance(op, Loop):
             free.append(Loop(op.name, op.count, without_links(op.body)))
-        elif op.kind in ("exposed", "after_sync", "gather", "reduce", "sum", "ring", "bucket"):
+        elif op.kind in ("exposed", "after_sync", "upload", "gather", "reduce", "sum", "ring", "bucket"):
             free.append(StreamOp(op.kind, 0.0, op.name, op.backward, op.pieces))
         else:
             free.append(op)

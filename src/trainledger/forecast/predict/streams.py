@@ -194,6 +194,10 @@ class Streams:
         # before has been unpacked.
         self._arriving.append(self._communicate(op.name, self._unpacked[0], op.seconds))
 
+    def _upload(self, op: StreamOp) -> None:
+        # Pieces of a block from host memory, before they are gathered; both are ahead of compute in one stream here.
+        self._communicate(op.name, self._unpacked[0], op.seconds)
+
     def _unpack(self, op: StreamOp) -> None:
         if self._arriving:
             self._wait(self._arriving.popleft())
@@ -249,6 +253,7 @@ class Streams:
 
     _STEPS: dict[str, Callable[[Streams, StreamOp], None]] = {
         "work": _work, "update": _update, "exposed": _exposed, "after_sync": _after_sync, "gather": _gather,
+        "upload": _upload,
         "unpack": _unpack, "reduce": _reduce, "sum": _sum, "ring": _send_rounds, "attention": _attend,
         "bucket": _bucket,
     }  # fmt: skip

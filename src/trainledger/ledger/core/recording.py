@@ -13,6 +13,7 @@ from typing import Any
 from trainledger.ledger.core.graph import Array, BlockLeaves, Leaf, Memory, Parameters, Saved
 from trainledger.ledger.core.sizes import is_one, several, summed
 from trainledger.ledger.entry import (
+    HOST,
     Amounts,
     BlockRun,
     Event,
@@ -92,6 +93,7 @@ class Recording:
         self.loop_stack: Loop = ()
         self.hooks = tuple(hooks)
         self._category = ""
+        self.on_host = False  # operations run on the host's processor, in its memory
         self._block: BlockRun | None = None  # that runs
         self._casts: dict[int, Array] = {}
         self._live: dict[int, Storage] = {}
@@ -132,6 +134,10 @@ class Recording:
     def hooked(self, *hooks: Hook) -> AbstractContextManager[None]:
         """Hooks act on what runs inside."""
         return self._inside(hooks=(*self.hooks, *hooks))
+
+    def on_the_host(self) -> AbstractContextManager[None]:
+        """Operations inside run on the host's processor, in its memory."""
+        return self._inside(on_host=True)
 
     def autocast(self) -> AbstractContextManager[None]:
         """Low-precision copies of parameters are made once inside and dropped at the end."""
@@ -191,6 +197,8 @@ class Recording:
         if category is None:
             of_loss = self.path == "loss" or self.path.endswith(".loss")
             category = self._category or ("logits and loss" if of_loss else "scratch")
+        if self.on_host and kind not in ("transfer", "collective"):
+            kind, category = kind if kind == "allocate" else "host", HOST
         made: list[Array] = []
         records: list[Storage] = []
         for elements, dtype in makes:
@@ -212,6 +220,11 @@ class Recording:
         for hook in self.hooks:
             hook.emitted(event, reads, changes, made)
         return made
+
+    def moved(self, name: str, array: Array, category: str, **more: Any) -> Array:
+        """A copy of an array in another memory, the host's or the device's; ``name`` says which."""
+        makes = [(array.elements, array.dtype)]
+        return self.emit(name, "transfer", reads=[array], makes=makes, category=category, **more)[0]
 
     def make(
         self, name: str, kind: str, *reads: Array, elements: Int | None = None, dtype: str = "", **more: Any

@@ -28,7 +28,7 @@ from trainledger.ledger.core.graph import (
     pop_gradient,
 )
 from trainledger.ledger.core.recording import Hook, Recording
-from trainledger.ledger.entry import Int, keep_what_lives
+from trainledger.ledger.entry import GRADIENTS_ON_HOST, Int, keep_what_lives
 from trainledger.spec.precision import Precision
 
 
@@ -38,6 +38,7 @@ class Tape(Recording):
     def __init__(self, precision: Precision, backend: str = "cpu", hooks: Sequence[Hook] = ()) -> None:
         super().__init__(precision, backend, hooks)
         self.graph = True  # whether operations make one
+        self.sends_gradients = False  # to host memory, each as soon as all of it is there
         self._forgetting = False
         self._recomputing = False
         self._held: list[Array] = []
@@ -215,10 +216,23 @@ class Tape(Recording):
         if leaf.buffer is not None:
             self.change("add_", leaf.buffer, gradient)
             return
+        if self.sends_gradients:
+            leaf.gradient = self.added_on_host(leaf.gradient, gradient)
+            return
         if leaf.gradient is not None:
             self.change("add_", leaf.gradient, gradient)
             return
         leaf.gradient = gradient.of("gradients")
+
+    def added_on_host(self, before: Array | None, gradient: Array) -> Array:
+        """A gradient in host memory, added there to that of earlier micro-batches, which its copy must wait for."""
+        # torch 2.13, foreach_reduce: the copy overlaps what comes next only where nothing on the host reads it.
+        moved = self.moved("to_host", gradient, GRADIENTS_ON_HOST, overlap="compute" if before is None else "")
+        if before is None:
+            return moved.of_each_round()
+        with self.on_the_host():
+            self.change("add_", before, moved)
+        return before
 
     def sum(self, x: Array, elements: Int) -> Array:
         """The sum of x over all but ``elements`` of its elements."""

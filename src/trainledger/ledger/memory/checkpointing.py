@@ -130,8 +130,7 @@ class Offload(Hook):
             return array
         if array.memory.record.cached or array.memory.record.of_parameter:
             return array
-        makes = [(array.elements, array.dtype)]
-        return self.tape.emit(name, "transfer", reads=[array], makes=makes, category=category)[0]
+        return self.tape.moved(name, array, category)
 
 
 Blocks = tuple[BlockLeaves, ...]

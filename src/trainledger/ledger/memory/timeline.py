@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby, islice
 from typing import Any, Protocol
 
-from trainledger.ledger.entry import HOST, Amounts, Entry, Int
+from trainledger.ledger.entry import ON_HOST, Amounts, Entry, Int
 from trainledger.spec.frozen import frozen
 
 Live = dict[str, Int]
@@ -41,7 +41,7 @@ class Moment:
     @property
     def nbytes(self) -> Int:
         """The sum over the categories of the device; zero where the moment does not occur."""
-        nbytes = sum(self.live.values()) - self.live.get(HOST, 0)
+        nbytes = sum(self.live.values()) - sum(self.live.get(name, 0) for name in ON_HOST)
         return nbytes if self.happens is True else nbytes * self.happens
 
 
@@ -114,7 +114,7 @@ def _walk(
 def peak_nbytes(ledger: Recorded) -> Int:
     """The most live bytes of the step, for ints, arrays (one peak per element) and symbols (an unevaluated Max)."""
     sizes: list[Int] = []
-    resident = sum(nbytes for category, nbytes in ledger.resident if category != HOST)
+    resident = sum(nbytes for category, nbytes in ledger.resident if category not in ON_HOST)
     if any(hasattr(each, "free_symbols") for _, each in ledger.resident):
         import sympy
 
@@ -141,11 +141,11 @@ def _totals(entries: Sequence[Entry], live: Int, depth: int, happens: Any, reach
         if not loop:
             for entry in body:
                 for category, nbytes in entry.allocated:
-                    live = live + nbytes if category != HOST else live
+                    live = live + nbytes if category not in ON_HOST else live
                 during = live + entry.scratch
                 reached(during if happens is True else during * happens)
                 for category, nbytes in entry.freed:
-                    live = live - nbytes if category != HOST else live
+                    live = live - nbytes if category not in ON_HOST else live
             continue
         count = loop[0][1]
         if isinstance(count, int) and count < 1:
@@ -165,19 +165,25 @@ def peak(ledger: Recorded) -> Peak:
     Of equal moments the first is given; integers only.
     """
     sizes: list[int] = []
-    resident = sum(nbytes for category, nbytes in ledger.resident if category != HOST)
+    resident = sum(nbytes for category, nbytes in ledger.resident if category not in ON_HOST)
     _totals(ledger.entries, resident, 0, True, sizes.append)
     if not sizes:
         raise ValueError("nothing was recorded, so there is no peak")
     # Bytes of all categories together are quick to follow, and only of the largest sum is more wanted.
     highest = _moment(*next(islice(_moments(ledger), sizes.index(max(sizes)), None)))
-    by_category = {name: nbytes for name, nbytes in highest.live.items() if nbytes and name != HOST}
+    by_category = {name: nbytes for name, nbytes in highest.live.items() if nbytes and name not in ON_HOST}
     return Peak(highest.nbytes, by_category, highest.entry, highest.index)
 
 
+def peak_on_host(ledger: Recorded) -> Live:
+    """What host memory holds, by category, when it holds most: what was moved there, and states that are kept there."""
+    host = ({name: live[name] for name in ON_HOST if live.get(name)} for _, _, _, live, _ in _moments(ledger))
+    return max(host, key=lambda live: sum(live.values()), default={})
+
+
 def peak_host_nbytes(ledger: Recorded) -> int:
-    """The most bytes in host memory at once, of what was moved there from the device; integers only."""
-    return max((moment.live.get(HOST, 0) for moment in timeline(ledger)), default=0)
+    """The most bytes in host memory at once; integers only."""
+    return sum(peak_on_host(ledger).values())
 
 
 def highest_by_category(ledger: Recorded) -> Live:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from trainledger.ledger.core.graph import Array, BlockLeaves, Leaf, ModelLeaves, component_of
 from trainledger.ledger.core.recording import Hook
-from trainledger.ledger.core.sizes import is_one, several
+from trainledger.ledger.core.sizes import greater, is_one, several
 from trainledger.ledger.core.tape import Tape
 from trainledger.ledger.entry import COMMUNICATION, Group, Int
 from trainledger.ledger.ops.adapters import stored
@@ -32,6 +32,7 @@ def formats(leaf: Leaf, recipe: Recipe) -> Iterator[tuple[Leaf, str, str]]:
 class Part:
     """The parameters of a unit that go over the same ranks; ``own`` are the trained elements of this rank's padded
     pieces, ``sent`` is what it sends of all pieces, of which ``narrowed`` bytes are copies in another format.
+    ``stored`` are the bytes of all pieces as they are held, ``widest`` those of the largest that is narrowed.
     """
 
     def __init__(self, rank: RankPlan, group: Group, leaves: Sequence[Leaf]) -> None:
@@ -41,13 +42,18 @@ class Part:
         self.gradient: Array | None = None
         self.frozen_nbytes: Int = 0
         self.narrowed: Int = 0
+        self.stored: Int = 0
+        self.widest: Int = 0
         pieces: list[Array] = []
         for leaf in leaves:
             for each, dtype, sent in formats(leaf, rank.run.recipe):
                 own = rank.piece(each)
                 self.frozen_nbytes += 0 if leaf.trained else nbytes_in(own, dtype)
                 pieces.append(Array(own, sent, None))
-                self.narrowed += pieces[-1].nbytes if sent != dtype else 0
+                self.stored += nbytes_in(own, dtype)
+                if sent != dtype:
+                    self.narrowed += pieces[-1].nbytes
+                    self.widest = greater(self.widest, nbytes_in(own, dtype))
         # FSDP2 gathers parameters of several formats as bytes (torch 2.13, ``_get_all_gather_input_metadatas``).
         dtypes = {piece.dtype for piece in pieces}
         alike = len(dtypes) == 1
@@ -82,6 +88,7 @@ class FullySharded(Hook):
         self.tape = tape
         self.rank = rank
         self.gathers = rank.gathers
+        self.offload = rank.offload(tape.backend)
         self.reshards = rank.layout.reshards
         # torch's pipelines gather once, add up whole gradients, and reduce them when the last micro-batch is over.
         self.once = rank.layout.pipeline > 1 and not (self.gathers and self.reshards)
@@ -115,19 +122,35 @@ class FullySharded(Hook):
 
     def _gather(self, unit: Unit) -> list[Array]:
         with self.tape.at(unit.path):
-            return [
-                self.tape.collective(
-                    "all_gather",
-                    part.group,
-                    part.sent.nbytes * part.group.ranks,
-                    reads=[part.sent],
-                    overlap="compute",
-                    category=COMMUNICATION,
-                    makes=[(part.sent.elements * part.group.ranks * several(part.group.ranks), part.sent.dtype)],
-                    scratch=part.narrowed,
-                )[0]
-                for part in unit.gathered
-            ]
+            return [self._gather_part(part) for part in unit.gathered]
+
+    def _gather_part(self, part: Part) -> Array:
+        sent, narrowed = (part.sent, part.narrowed) if self.offload != "parameters" else (self._from_host(part), 0)
+        (gathered,) = self.tape.collective(
+            "all_gather",
+            part.group,
+            sent.nbytes * part.group.ranks,
+            reads=[sent],
+            overlap="compute",
+            category=COMMUNICATION,
+            makes=[(sent.elements * part.group.ranks * several(part.group.ranks), sent.dtype)],
+            scratch=narrowed,
+        )
+        return gathered
+
+    def _from_host(self, part: Part) -> Array:
+        """A rank's pieces on the device: each is copied as it is stored, and then cast (torch 2.13, FSDPParam's
+        ``all_gather_inputs``)."""
+        (arrived,) = self.tape.emit(
+            "to_device",
+            "transfer",
+            reads=[Array(part.stored, "uint8", None)],
+            makes=[(part.sent.elements, part.sent.dtype)],
+            overlap="compute",
+            category=COMMUNICATION,
+            scratch=part.widest,
+        )
+        return arrived
 
     def _copy_out(self, unit: Unit, flat: list[Array]) -> None:
         with self.tape.at(unit.path):
@@ -279,7 +302,9 @@ class FullySharded(Hook):
         """This rank's piece of the gradient, summed over the replicas too, is kept or added to what is there."""
         tape = self.tape
         tape.all_reduce(self.rank.replicas, own, overlap="compute")
-        if part.gradient is None:
+        if self.offload is not None:
+            part.gradient = tape.added_on_host(part.gradient, own)
+        elif part.gradient is None:
             part.gradient = own.of("gradients").of_each_round()
         else:
             tape.change("add_", part.gradient, own)

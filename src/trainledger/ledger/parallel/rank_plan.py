@@ -150,6 +150,16 @@ class RankPlan:
         """The rank has the head and takes the loss."""
         return self.chunks[-1].chunk.ends
 
+    def offload(self, backend: str) -> str | None:
+        """The model states that are in host memory (`Recipe.offload`); None where the device's memory is the host's."""
+        return None if backend == "cpu" else self.run.recipe.offload
+
+    @property
+    def sends_gradients(self) -> bool:
+        """Offloaded gradients leave as they arrive: reduced block by block, or where there is nothing to reduce."""
+        whole = not self.sharded and is_one(self.replicas.ranks) and is_one(self.layout.pipeline)
+        return whole or (self.sharded and self.layout.zero > 1)
+
     @property
     def layers(self) -> Int:
         return sum(chunk.chunk.count for chunk in self.chunks)

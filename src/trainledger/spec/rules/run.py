@@ -27,6 +27,7 @@ def run_problems(run: Run) -> Iterator[Problem]:
     yield from _adapters(run)
     yield from _preferences(run)
     yield from _loss(run)
+    yield from _offload(run)
     yield from _maximal_update(run)
     yield from _tiles(run)
     yield from _experts(run)
@@ -42,7 +43,26 @@ def memory_problems(run: Run) -> Iterator[Problem]:
     yield from _adapters(run)
     yield from _preferences(run)
     yield from _loss(run)
+    yield from _offload(run)
     yield from _experts(run)
+
+
+def _offload(run: Run) -> Iterator[Problem]:
+    """Contradictions between model states in host memory and the layout and recipe of a run."""
+    recipe, layout, field = run.recipe, run.layout, "recipe.offload"
+    if recipe.offload is None:
+        return
+    gathers = layout.auto or (layout.zero == 3 and layout.shard * layout.context != 1)
+    if recipe.offload == "parameters" and not gathers:
+        rule = "are pieces that are gathered before they are used: needs layout.zero = 3 and layout.shard above 1"
+        yield Problem(field, recipe.offload, rule, "optimizer")
+    yet = "is not accounted for with states on the host (recipe.offload)"
+    if recipe.of_megatron:
+        yield Problem("recipe.framework", recipe.framework, yet, "torch")
+    if recipe.compile:
+        yield Problem("recipe.compile", True, yet, False)
+    if not layout.auto and layout.expert != 1:
+        yield Problem("layout.expert", layout.expert, yet, 1)
 
 
 def _maximal_update(run: Run) -> Iterator[Problem]:

@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.distributed_c10d import _coalescing_manager
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
 from torch.distributed.fsdp._fully_shard import _fsdp_common
 from torch.distributed.tensor import DTensor, Shard
 
@@ -44,18 +44,21 @@ def shard(
     experts: DeviceMesh | None = None,
     *,
     frozen: bool = False,
+    on_host: bool = False,
 ) -> None:
     """FSDP2: each block a group of its own, all else one group that stays gathered until its backward is over, or of a
     ``frozen`` model, which has none, until its forward is.
 
     Where the precision gathers in another format than it holds, FSDP2 makes the copies and widens the gradients.
     Experts that are spread over ranks (``experts`` has both axes) are sharded over those that have the same, and whole
-    where there is no other.
+    where there is no other. ``on_host``: pieces are in host memory (`Recipe.offload`), which a CPU's are anyway.
     """
     policy = MixedPrecisionPolicy()
     if precision.copies == "gathered":
         policy = MixedPrecisionPolicy(TORCH[precision.compute], TORCH[precision.gradients])
     given: dict[str, Any] = {"mesh": with_replicas(layout, mesh, shard_mesh(layout, mesh)), "mp_policy": policy}
+    if on_host:
+        given["offload_policy"] = CPUOffloadPolicy(pin_memory=mesh.device_type != "cpu")
     alike = None if experts is None else experts["expert_shard"]
     if alike is not None and alike.size() == 1:
         given["ignored_params"] = {parameter for stack in stacks_of(model) for parameter in stack.parameters()}

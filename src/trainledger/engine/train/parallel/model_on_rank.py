@@ -155,7 +155,13 @@ def spread(model: nn.Module, layout: Layout, mesh: DeviceMesh, precision: Precis
 
 
 def divide(
-    model: nn.Module, layout: Layout, mesh: DeviceMesh, precision: Precision, cut: Cut | None = None
+    model: nn.Module,
+    layout: Layout,
+    mesh: DeviceMesh,
+    precision: Precision,
+    cut: Cut | None = None,
+    *,
+    on_host: bool = False,
 ) -> Sequence[nn.Module]:
     """Split a model over ``tensor``, then shard it over ``shard``, in place; its parameters may be without memory.
 
@@ -192,7 +198,7 @@ def divide(
     parts: Sequence[nn.Module] = [model] if cut is None else cut()
     if layout.shard_ranks > 1 and layout.zero == 3:
         for part in parts:
-            shard(part, layout, mesh, precision, experts)
+            shard(part, layout, mesh, precision, experts, on_host=on_host)
     elif layout.replicate > 1 and layout.tensor > 1 and layout.shard_ranks == 1:
         rule = "with layout.tensor is applied to a model only where layout.shard is above 1"
         raise InvalidInput([Problem("layout.replicate", layout.replicate, rule, 1)])
@@ -214,7 +220,8 @@ def model_on_rank(
     cut = None
     if run.layout.pipeline > 1:
         cut = partial(stages_of, model, run, mesh.get_local_rank("pipeline"))
-    parts = divide(model, run.layout, mesh, run.recipe.precision, cut)
+    on_host = run.recipe.offload == "parameters"
+    parts = divide(model, run.layout, mesh, run.recipe.precision, cut, on_host=on_host)
     for part in parts:
         _give_memory(part, device)
     if seed is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from trainledger.engine.train.parallel.pipeline import layers_of_stages
 from trainledger.spec.problem import refuse_given
+from trainledger.spec.recipe import Recipe
 from trainledger.spec.run import Run
 
 _OF_OTHER_SHAPES = ("adafactor", "adam-8bit", "adamw-8bit")  # whose states are not divided as weights are
@@ -40,6 +41,12 @@ def refuse_on_ranks(run: Run) -> None:
     if layout.context > 1:
         refuse_context(run)
     refuse_experts(run)
+
+
+def refuse_offload(recipe: Recipe, device: str) -> None:
+    """Raise `InvalidInput` for model states on the host of an accelerator, whose norms need collectives of the CPU."""
+    rule = "is accounted for, and run only where the device is a CPU, whose memory is the host's"
+    refuse_given((("recipe.offload", device != "cpu" and recipe.offload, rule, "none"),))
 
 
 def refuse_pipeline(run: Run) -> None:

@@ -178,7 +178,7 @@ def _costs(run: Run, machine: Device, backend: str) -> Costs:
 def _update_seconds(ledger: Ledger, clock: Clock) -> float:
     """Seconds of clip and update for each element that is trained."""
     updates = (entry for entry in ledger if entry.phase in UPDATE and entry.kind != "transfer")
-    spent = sum(clock.roofline.time(update).seconds for update in updates)
+    spent = sum(clock.time(update)[1].seconds * update.times for update in updates)
     return float(spent) / float(max(1, ledger.parameters))
 
 
