@@ -281,10 +281,9 @@ def _fabric(node: dict[str, Any]) -> Fabric:
 
 def _host(name: str) -> Link:
     """A link to the host's memory, with the share that copies reach, undisturbed by other devices."""
-    entry = _entry("links", name, "host")
-    joined = _link(name, entry)
-    bandwidth = parse_nbytes(entry["host_memory_bandwidth"])
-    return replace(joined, share=entry.get("host_share", joined.share), memory_bytes_per_second=bandwidth)
+    joined = _link(name, entry := _entry("links", name, "host"))
+    share, bandwidth = entry.get("host_share", joined.share), parse_nbytes(entry["host_memory_bandwidth"])
+    return replace(joined, share=share, memory_bytes_per_second=bandwidth)
 
 
 def _protocols(hardware: str) -> tuple[Protocol, ...]:

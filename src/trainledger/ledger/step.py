@@ -105,6 +105,8 @@ def _update(tape: Tape, rank: RankPlan, works: tuple[Work, ...], loss: Array | N
     held: list[Array] = []
     gradients: list[Array] = []
     offload = rank.offload(tape.backend)
+    # DDP, ZeRO-1 and pipelines add gradients up over micro-batches on the device, and reduce them once: only then is
+    # there something to send.
     if offload is not None and not rank.sends_gradients:
         with tape.during("optimizer"):
             whole = Array(leaves.trained().elements, precision.gradients, None)
@@ -184,7 +186,8 @@ def resident_of(rank: RankPlan, works: tuple[Work, ...], owned: ModelLeaves, tok
         ("buffers", _buffers(rank, works) + sum(work.copies_nbytes for work in works)),
     ]
     offload = rank.offload(works[0].tape.backend)
-    if offload == "optimizer" and not precision.master:  # the host updates a copy of the weights
+    # The host's processor updates weights in its own memory: a master copy, where the precision has none.
+    if offload == "optimizer" and not precision.master:
         resident[3] = (resident[3][0], resident[3][1] + nbytes_in(owned.trained().elements, precision.updated))
     there = {None: (), "optimizer": STATES_ON_HOST[3:], "parameters": STATES_ON_HOST}[offload]
     placed = ((f"{HOST} {name}" if f"{HOST} {name}" in there else name, nbytes) for name, nbytes in resident)
