@@ -96,6 +96,7 @@ def _planner(asked: Run) -> Callable[[Run], Run | None]:
     return planned
 
 
+_EDGES = (("largest that works", "first that fails"), ("works", "fails"))  # exact, or of the values that were tried
 _ORDER = ("first", "second", "third")
 _NOT_KNOWN = {
     "device memory": "device memory (its size is not known)",
@@ -171,6 +172,9 @@ def verdict(found: Breaks) -> str:
     if not limits:
         return f"No limit along {', '.join(along.axis for along in found.along)}, up to where it was looked."
     nearest = min(limits, key=lambda limit: limit.factor)
+    if any(along.grid and nearest in along.breaks for along in found.along):
+        between = f"between {nearest.field} = {nearest.holds:,}, which works, and {nearest.breaks:,}, which does not"
+        return f"The first limit is {nearest.limit}, {between} (up to {nearest.factor:.4g} times the plan)."
     works = f"{nearest.field} = {nearest.holds:,} works, {nearest.breaks:,} does not"
     return f"The first limit is {nearest.limit}: {works} ({nearest.factor:.4g} times the plan)."
 
@@ -197,7 +201,7 @@ def _first_limits(found: Breaks) -> Table:
             rows.append((along.axis, limit.limit, limit.holds or "-", limit.breaks, limit.factor))
         if not along.breaks:
             rows.append((along.axis, "none", along.reached, "-", "-"))
-    columns = ("what grows", "limit", "largest that works", "first that fails", "factor")
+    columns = ("what grows", "limit", *_EDGES[any(along.grid for along in found.along)], "factor")
     return Table("limits", columns, tuple(rows), units=("", "", "integer", "integer", "factor"), align="llrrr")
 
 
@@ -217,7 +221,7 @@ def _along(each: Along, nothing: str) -> Section:
         (name, one.limit, one.holds or "-", one.breaks, one.factor, _figures(one))
         for name, one in sorted(named, key=lambda each: each[1].breaks)
     )
-    columns = ("", "limit", "largest that works", "first that fails", "factor", "why")
+    columns = ("", "limit", *_EDGES[each.grid], "factor", "why")
     units = ("", "", "integer", "integer", "factor")
     lines = [sentence(one.remedy) for one in each.breaks if one.limit == RULE and one.remedy]
     lines += [sentence(_cure(one, one.cure)) for one in each.breaks if one.cure is not None]
@@ -225,6 +229,8 @@ def _along(each: Along, nothing: str) -> Section:
         lines.append(sentence(f"{nothing} breaks up to {each.reached:,}; a warning is no limit"))
     elif len(each.breaks) < len(_ORDER) and each.reached > each.start:
         lines.append(f"No further limit up to {each.reached:,}.")
+    if each.grid and rows:
+        lines.append("The layout is searched for at some values only: each limit is between the two of its row.")
     lines += _layout(each)
     table = Table(each.axis, columns, rows, units=units, align="llrrrl")
     return Section(title, (table, Text(tuple(lines))) if lines else (table,))

@@ -328,6 +328,19 @@ def test_the_headline_has_the_last_that_works_and_the_first_that_does_not(
     assert f": recipe.seq_len = {holds:,} works, {after:,} does not ({after / 4096:.4g} times the plan)." in verdict
 
 
+@pytest.mark.parametrize(("holds", "after"), [(131_072, 196_608), (4096, 6144)])
+def test_what_was_looked_at_on_a_grid_is_between_two_values_and_no_exact_edge(
+    found: Breaks, holds: int, after: int
+) -> None:
+    along = found.along[0]
+    first = replace(along.breaks[0], holds=holds, breaks=after)
+    answer = page(replace(found, along=(replace(along, breaks=(first,), grid=True),), already=()))
+    assert f"between recipe.seq_len = {holds:,}, which works, and {after:,}, which does not" in answer.verdict
+    printed = " ".join(text(answer, full=True).split())
+    assert "first that fails" not in printed
+    assert "each limit is between the two of its row" in printed
+
+
 def test_the_text_fits_a_terminal(found: Breaks) -> None:
     answer = text(page(found), full=True)
     assert max(len(line) for line in answer.splitlines()) <= 80
@@ -495,6 +508,7 @@ def test_the_layout_follows_where_it_is_searched_for() -> None:
     assert any(each.startswith("layout.context=") for each in along.layout)
     assert tl.predict(tl.load(asked, [*along.layout, *_sequence_of(along.laid_out)])).fits
     assert planned.layout == ()
+    assert (along.grid, planned.grid) == (True, False)
 
 
 @pytest.mark.agreement

@@ -80,6 +80,7 @@ class Along:
     """What breaks along one axis, the first first; ``reached`` is the largest value that was looked at.
 
     ``warnings`` are marks that are passed on the way to the last break, beyond which the run works as well as before.
+    ``grid``: not all values between them were looked at, as the layout follows the size.
     ``layout`` is what the run has of another layout, as ``--set`` takes it, where the layout follows the size: at
     ``laid_out``, the largest value that was looked at and fits in memory.
     """
@@ -93,6 +94,7 @@ class Along:
     warnings: tuple[Break, ...] = ()
     layout: tuple[str, ...] = ()
     laid_out: int = 0
+    grid: bool = False
 
 
 @frozen
@@ -210,7 +212,7 @@ class _Walk:
         layout = () if self.cure or laid_out == found_layout(self.run) else laid_out
         return Along(
             self.axis, sweep.field, values[0], values[reached], sweep.carries, tuple(limits), warnings, layout,
-            values[fits],
+            values[fits], not self.cure and self.axis != "dataset",
         )  # fmt: skip
 
     def _ladder(self) -> Iterator[int]:
