@@ -94,6 +94,33 @@ def test_a_run_file_of_another_trainers_file_is_the_run_that_is_planned_and_is_s
     assert all(name in said for name in planned.origin.assumed)
 
 
+RESERVED = {
+    "pretrain.sh": (SCRIPT, ["--use-new-thing"]),
+    "titan.toml": (
+        TITAN.format(shard=1, tensor=2) + "[compile]\nenable = true\n",
+        ["the loss is counted of all logits at once"],
+    ),
+    "axolotl.yml": (
+        AXOLOTL + "adapter: lora\nlora_r: 16\nnum_epochs: 3\nnew_key: 3\n",
+        ["PEFT keeps them in fp32", "3 epochs of data of a size that is not known", "not understood: new_key"],
+    ),
+    "plain.yml": (AXOLOTL + "max_steps: 10\n", []),
+}
+
+
+@pytest.mark.parametrize("verb", ["plan", "fits", "breaks", "advise"])
+@pytest.mark.parametrize("name", RESERVED)
+def test_what_changes_the_numbers_of_a_file_is_said_without_full(
+    name: str, verb: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / name).write_text(RESERVED[name][0])
+    main([verb, str(tmp_path / name), "--device", "h100-sxm", *(["--along", "batch"] if verb == "breaks" else [])])
+    said = " ".join(capsys.readouterr().err.split())
+    assert all(reservation in said for reservation in RESERVED[name][1])
+    assert ("As read: " in said) == bool(RESERVED[name][1])
+    assert "defaults of" not in said
+
+
 def test_the_engine_asks_for_a_run_file(script: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train", str(script)]) == 2
     assert f"trainledger init run.toml --from {script}" in capsys.readouterr().err

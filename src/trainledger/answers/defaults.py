@@ -282,6 +282,19 @@ def how_else(run: Run) -> str:
     return said if alone and run.recipe.lora is None else ""
 
 
+def reservations(run: Run) -> str:
+    """What a file of another program says that the numbers are without, or that was counted as something else.
+
+    Its program's defaults are none; of many the first are named.
+    """
+    notes = [note for note in run.origin.notes if not note.startswith("defaults of ")]
+    more = f"; {len(notes) - _NAMED} more with --full" if len(notes) > _NAMED else ""
+    return "; ".join(notes[:_NAMED]) + more
+
+
+_NAMED = 4
+
+
 def _field(run: Run, named: str) -> Any:
     section, _, path = named.partition(".")
     return field_at(getattr(run, section), path)

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from trainledger.answers.defaults import assumptions, how_else
+from trainledger.answers.defaults import assumptions, how_else, reservations
 from trainledger.answers.question import Question
 from trainledger.cli.arguments import DONE, INTERRUPTED, WRONG_INPUT, Outcome, flag_of
 from trainledger.report.document import Code, Document, Section
@@ -25,9 +25,13 @@ def say_assumed(run: Run) -> None:
 
 
 def _assumed(runs: Iterable[Run]) -> tuple[str, ...]:
-    """What is assumed of runs; of two with the same assumptions once."""
-    texts = dict.fromkeys((assumptions(run), how_else(run)) for run in runs)
-    return tuple(f"Assuming {text}; --set gives other values{how}" for text, how in texts if text)
+    """What is assumed of runs, and how another program's file was read; of two with the same sentences once."""
+    texts = dict.fromkeys((assumptions(run), how_else(run), reservations(run)) for run in runs)
+    said = (
+        (f"Assuming {text}; --set gives other values{how}" if text else "", f"As read: {read}" if read else "")
+        for text, how, read in texts
+    )
+    return tuple(dict.fromkeys(sentence for pair in said for sentence in pair if sentence))
 
 
 def say(sentence: str, *, wrap: bool = False) -> None:
@@ -80,7 +84,7 @@ def ask(question: Question, args: argparse.Namespace) -> Outcome:
     interrupted = getattr(answer, "interrupted", False)
     if interrupted and not answer.ranked:
         raise KeyboardInterrupt
-    runs = (run for name in ("run", "a", "b") if (run := getattr(answer, name, None)) is not None)
+    runs = [run for name in ("run", "a", "b") if (run := getattr(answer, name, None)) is not None]
     remarks = _assumed(runs) if question.trains else ()
     problem = None if question.impossible is None else question.impossible(answer)
     code = INTERRUPTED if interrupted else DONE
