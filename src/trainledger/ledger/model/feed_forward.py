@@ -19,7 +19,7 @@ from trainledger.ledger.ops import operations as op
 from trainledger.ledger.ops.linear import Scaled, by_blocks, by_microblocks, scaled_pair
 from trainledger.ledger.ops.loss import swiglu, with_loss
 from trainledger.ledger.parallel.context import context_group
-from trainledger.ledger.parallel.expert import from_nodes, from_ranks, to_nodes, to_ranks
+from trainledger.ledger.parallel.expert import from_nodes, from_ranks, heaviest, to_nodes, to_ranks
 from trainledger.spec.frozen import frozen
 from trainledger.spec.units import ceil_div
 
@@ -86,6 +86,8 @@ def _routed(tape: Tape, sizes: Sizes, leaves: BlockLeaves, x: Array) -> Array:
     roomy = sizes.capacity_factor is None or sizes.capacity_factor >= 1
     routed = R if roomy else smaller(R, S)
     ends = where.ends if places is None else None
+    if not is_one(sizes.layout.expert) and places is None:
+        S = heaviest(sizes, S * spec.d_model) // spec.d_model
     stack = Places(S, routed, spec.experts.n_experts // sizes.layout.expert, where.expert, ends)
     if sizes.layout.sends_to_nodes:
         y = _stack(tape, sizes, leaves, *to_nodes(tape, sizes, x), stack)
@@ -118,12 +120,13 @@ def _over_ranks(tape: Tape, sizes: Sizes, leaves: BlockLeaves, x: Array, stack: 
     """The outputs of all ranks' experts for this rank's rows, which the called module keeps to its end."""
     with tape.at("experts"):
         rows, own = to_ranks(tape, sizes, x)
+    elements = x.elements
     if own is not None:
         stack = replace(stack, expert=own.expert, ends=own.ends)
     made = [_stack(tape, sizes, leaves, rows, None, stack)]
     del rows
     with tape.at("experts"):
-        return from_ranks(tape, sizes, made.pop(), own)
+        return from_ranks(tape, sizes, made.pop(), own, elements)
 
 
 def _stack(tape: Tape, sizes: Sizes, leaves: BlockLeaves, x: Array, scales: Array | None, places: Places) -> Array:

@@ -19,6 +19,7 @@ from trainledger.ledger.core.graph import Array, Gradients
 from trainledger.ledger.core.sizes import Sizes, between, greater, is_one, several
 from trainledger.ledger.core.tape import Tape
 from trainledger.ledger.entry import COMMUNICATION, Group, Int
+from trainledger.spec.dtypes import nbytes_in
 from trainledger.spec.layout import Layout
 from trainledger.spec.parts import with_fields
 
@@ -55,15 +56,17 @@ def left_out(layout: Layout) -> Fraction:
     return Fraction(layout.context - 1, 2 * layout.context)
 
 
-def exchanged(tape: Tape, group: Group, x: Array) -> Array:
-    """Every rank gives every other its part of x and gets as much; backward the other way."""
+def exchanged(tape: Tape, group: Group, x: Array, elements: Int | None = None) -> Array:
+    """Every rank gives every other its part of x and gets as much, or ``elements``; backward the other way."""
+    arriving, leaving = x.elements if elements is None else elements, x.elements
 
-    def sent(x: Array) -> Array:
-        makes = [(x.elements, x.dtype)]
-        return tape.collective("all_to_all", group, x.nbytes, reads=[x], makes=makes, basis="assumed")[0]
+    def sent(x: Array, elements: Int) -> Array:
+        payload = greater(x.nbytes, nbytes_in(elements, x.dtype))
+        makes = [(elements, x.dtype)]
+        return tape.collective("all_to_all", group, payload, reads=[x], makes=makes, basis="assumed")[0]
 
-    y = sent(x)
-    y.node = tape.node([x.node], (), lambda g: [sent(g)])
+    y = sent(x, arriving)
+    y.node = tape.node([x.node], (), lambda g: [sent(g, leaving)])
     return y
 
 

@@ -1,6 +1,7 @@
 """Experts on several ranks on a tape: tokens go to the ranks of their experts, and back (Lepikhin et al. 2020, GShard).
 
-Every rank is assumed to get as many routes as it sends: the load of the experts is balanced (basis ``assumed``). What
+Every rank is assumed to get as many routes as it sends (basis ``assumed``), or, with an ``imbalance`` that the run file
+states, a rank to get that many times as many: its memory and its time are those of the rank that all wait for. What
 is sent is counted as a copy of a token for each of its experts. Where it goes to nodes (DeepEP; DeepSeek-AI 2024,
 DeepSeek-V3, section 3.2.2) fewer of those bytes pass the network (`predict.collective`), the sender makes no copies,
 and what comes back is already the sum over a token's experts.
@@ -17,7 +18,9 @@ from trainledger.ledger.entry import Group, Int
 from trainledger.ledger.ops.linear import blocks, cast_by_block
 from trainledger.ledger.parallel.context import exchanged
 from trainledger.ledger.parallel.rank_plan import RankPlan
+from trainledger.spec.dtypes import nbytes_in
 from trainledger.spec.frozen import frozen
+from trainledger.spec.units import ceil_div
 
 
 @frozen
@@ -40,17 +43,26 @@ def to_ranks(tape: Tape, sizes: Sizes, x: Array) -> tuple[Array, Arrived | None]
     counts = tape.pointwise("sub", Array(n_experts, "int64", None))
     makes = [(n_experts, "int64")]
     (arriving,) = tape.collective("all_to_all", group, counts.nbytes, reads=[counts], makes=makes)
-    y = exchanged(tape, group, x)
+    y = exchanged(tape, group, x, heaviest(sizes, x.elements))
     own = _by_expert(tape, y.elements // sizes.spec.d_model, n_experts // sizes.layout.expert, arriving)
     return _together(tape, y, own.place, own.route), own
 
 
-def from_ranks(tape: Tape, sizes: Sizes, y: Array, own: Arrived | None) -> Array:
-    """The results of other ranks' experts for this rank's rows."""
+def from_ranks(tape: Tape, sizes: Sizes, y: Array, own: Arrived | None, elements: Int) -> Array:
+    """The results of other ranks' experts for this rank's rows, so many elements."""
     back = () if own is None else (own.route, own.place)
     rows = _together(tape, y, *back)
     del y
-    return exchanged(tape, _group(sizes), rows)
+    return exchanged(tape, _group(sizes), rows, elements)
+
+
+def heaviest(sizes: Sizes, elements: Int) -> Int:
+    """What the rank with the most tokens gets where the mean is so many elements, in whole rows."""
+    assert sizes.spec.experts is not None
+    thousandths = round(1000 * sizes.spec.experts.imbalance)
+    if thousandths == 1000:
+        return elements
+    return ceil_div(elements // sizes.spec.d_model * thousandths, 1000) * sizes.spec.d_model
 
 
 def _by_expert(tape: Tape, rows: Int, n_experts: Int, arriving: Array) -> Arrived:
@@ -134,15 +146,17 @@ def _dispatched(tape: Tape, sizes: Sizes, x: Array) -> tuple[Array, Array | None
     assert sizes.spec.experts is not None
     float8, K, group = tape.precision.float8, sizes.spec.experts.per_token, _group(sizes)
     if float8 is None or float8.scaling != "block":
-        arriving = Array(x.elements * K, x.dtype, None)
+        arriving = Array(heaviest(sizes, x.elements * K), x.dtype, None)
         makes = [(arriving.elements, x.dtype)]
         arrays = tape.collective("all_to_all", group, arriving.nbytes, reads=[x], makes=makes, basis="assumed")
         return arrays[0], None
     count = sizes.rows * blocks(sizes.spec.d_model)
     format = float8.backward if tape.phase == "backward" else float8.forward
     x8, scales = cast_by_block(tape, x, count, format)
-    payload = K * (x8.nbytes + scales.nbytes)
-    makes = [(x8.elements * K, format), (scales.elements * K, "fp32")]
+    arriving = heaviest(sizes, x8.elements * K)
+    of_scales = arriving // sizes.spec.d_model * blocks(sizes.spec.d_model)
+    makes = [(arriving, format), (of_scales, "fp32")]
+    payload = sum(nbytes_in(elements, dtype) for elements, dtype in makes)
     rows, of_rows = tape.collective("all_to_all", group, payload, reads=[x8, scales], makes=makes, basis="assumed")
     return rows, of_rows
 

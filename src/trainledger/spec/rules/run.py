@@ -128,6 +128,9 @@ def _experts(run: Run) -> Iterator[Problem]:
             yield Problem("recipe.expert_dispatch", recipe.expert_dispatch.kind, "the model has no experts", "dropless")
         if recipe.load_balance_loss:
             yield Problem("recipe.load_balance_loss", recipe.load_balance_loss, "the model has no experts", 0)
+    elif spec.experts.imbalance != 1 and recipe.expert_dispatch.kind == "capacity":
+        rule = "experts with a capacity have as many places on every rank"
+        yield Problem("model.feed_forward.imbalance", spec.experts.imbalance, rule, 1)
     if recipe.expert_dispatch.factor is not None and recipe.expert_dispatch.kind != "capacity":
         rule = f"{recipe.expert_dispatch.kind} experts process all tokens sent to them"
         yield Problem("recipe.expert_dispatch.factor", recipe.expert_dispatch.factor, rule, "none")

@@ -91,6 +91,30 @@ def test_flags_that_change_numbers_are_said(flags: dict[str, Any], sentence: str
     assert sentence in str(said(BASE | flags))
 
 
+@pytest.mark.parametrize(
+    ("pattern", "fields"),
+    [
+        ("([0]*1+[1]*3)", {"n_dense_layers": 1}),
+        ("[0]+[1]*3", {"n_dense_layers": 1}),
+        ("([0]*1+[1]*1)*2", {"every": 2}),
+        ("[0,1,0,1]", {"every": 2}),
+        ("2", {"every": 2}),
+        ("[1]*4", {}),
+    ],
+)
+def test_layers_with_experts_are_read_from_sums_and_products(pattern: str, fields: dict[str, int]) -> None:
+    read = from_arguments(
+        Arguments({**BASE, "num-layers": "4", "num-experts": "8", "moe-layer-freq": pattern}), devices=16
+    )
+    section = read.table["model"]["feed_forward"]
+    assert {name: section[name] for name in ("n_dense_layers", "every") if name in section} == fields
+
+
+@pytest.mark.parametrize("pattern", ["[1]*3", "([1]*1+[0]*1)*2", "[1]*9**9", "__import__('os')", "[2]*4", "[1]*4)"])
+def test_other_layers_with_experts_are_refused(pattern: str) -> None:
+    assert "--moe-layer-freq" in str(said({**BASE, "num-layers": "4", "num-experts": "8", "moe-layer-freq": pattern}))
+
+
 def test_what_is_said_to_change_nothing_changes_nothing() -> None:
     words = {*tables()["exact"], *(word for word in tables()["begin"] if word.isalpha())} - {*names_read()}
     for name in sorted(words):

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from typing import Any
 
 from trainledger.spec.convert.megatron.arguments import Reading, tables
 
-_LIST = re.compile(r"\(?\[(\d)\]\*(\d+)\+\[(\d)\]\*(\d+)\)?")
+_MOST_LAYERS = 10_000
 _SCALINGS = {
     "tensorwise": "fp8-tensorwise", "delayed": "fp8-tensorwise", "blockwise": "fp8-block", "mxfp8": "mxfp8",
 }  # fmt: skip
@@ -159,12 +160,48 @@ def _layers_with_experts(read: Reading, layers: int) -> dict[str, Any]:
     """The layers that have experts: every n-th, or all but some at the beginning."""
     pattern = read.text("moe-layer-freq", "1") or "1"
     if pattern.isdecimal():
+        # Megatron-LM's layers with experts are the first of each n (gpt_layer_specs.py), those of the spec the last: as
+        # many where n divides the layers.
+        if layers % max(1, int(pattern)):
+            read.notes.append(f"--moe-layer-freq {pattern} of {layers} layers: assuming experts in the last of each")
         return {} if int(pattern) <= 1 else {"every": int(pattern)}
-    parts = _LIST.fullmatch(pattern.replace(" ", ""))
-    if parts and parts[1] == "0" and parts[3] == "1" and int(parts[2]) + int(parts[4]) == layers:
-        return {"n_dense_layers": int(parts[2])}
-    read.refuse("moe-layer-freq", pattern, f"must be a number, or ([0]*n+[1]*m) with n + m = {layers} layers", 1)
+    has = _written_list(pattern)
+    for dense, every in ((dense, every) for every in range(1, layers + 1) for dense in range(layers + 1)):
+        if has == [int(layer >= dense and (layer + 1) % every == 0) for layer in range(layers)]:
+            return ({"n_dense_layers": dense} if dense else {}) | ({"every": every} if every > 1 else {})
+    rule = (
+        f"must be a number, or a list of 0 and 1 for {layers} layers whose ones are all after some or each n-th of them"
+    )
+    read.refuse("moe-layer-freq", pattern, rule, 1)
     return {}
+
+
+def _written_list(text: str) -> list[int] | None:
+    """A list of 0 and 1 that Python's lists, sums and products write, as Megatron-LM evaluates it; None for others.
+
+    >>> _written_list("([0]*1+[1]*2)*2"), _written_list("[1]*9**9")
+    ([0, 1, 1, 0, 1, 1], None)
+    """
+
+    def value(node: ast.AST) -> Any:
+        match node:
+            case ast.Constant(value=int() as number):
+                return number
+            case ast.List(elts=members):
+                return [value(member) for member in members]
+            case ast.BinOp(left=left, op=ast.Add(), right=right):
+                return value(left) + value(right)
+            case ast.BinOp(left=left, op=ast.Mult(), right=right):
+                one, other = value(left), value(right)
+                if isinstance(one, list) and isinstance(other, int) and len(one) * other <= _MOST_LAYERS:
+                    return one * other
+        raise ValueError(text)
+
+    try:
+        found = value(ast.parse(text.strip(), mode="eval").body)
+    except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
+        return None
+    return found if isinstance(found, list) and all(number in (0, 1) for number in found) else None
 
 
 def recipe_of(read: Reading, data_ranks: int) -> dict[str, Any]:
