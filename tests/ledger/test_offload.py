@@ -120,3 +120,13 @@ def test_a_host_updates_in_proportion_to_its_processes() -> None:
     assert seconds[1] == pytest.approx(2 * seconds[0], rel=1e-6)
     quick = tl.plan(run_of("optimizer"), {"cluster.host_update_bytes_per_second": "1000GB/s"})
     assert {bar.cause: bar.nanoseconds for bar in quick.forecast.waterfall}["update on the host"] < seconds[0]
+
+
+def test_offloading_is_advised_where_memory_is_short_alone() -> None:
+    small, large = (
+        tl.advise("llama-3-8b", {"method": "full", "cluster.device": device, "cluster.count": 8, "layout.shard": 8})
+        for device in ("rtx-3090", "h200")
+    )
+    offered = {advised.sets for advised in (*small.alone, *large.alone) if "recipe.offload" in str(advised.sets)}
+    assert ("recipe.offload=parameters",) in offered
+    assert not any("recipe.offload" in str(advised.sets) for advised in large.alone)

@@ -57,7 +57,7 @@ def test_what_it_says_of_a_run_is_proposed(program: str, nearest: str) -> None:
 def test_offloading_is_not_lost_in_silence() -> None:
     problem = foreign_problem(yaml.safe_load(FILES["Accelerate"]))
     assert problem is not None
-    assert problem.rule.endswith("its offloading (fsdp_offload_params) is not accounted for")
+    assert problem.rule.endswith("its offloading (fsdp_offload_params) is recipe.offload here")
 
 
 @pytest.mark.parametrize("table", [{}, {"model": {}, "recipe": {}, "layout": {}}, {"model_type": "llama", "norm": 1}])

@@ -497,13 +497,12 @@ def test_a_script_is_read_and_not_run(tmp_path: Path) -> None:
     ("values", "field", "rule"),
     [
         (TRL | {"beta": 0.1}, "beta", "runs a second model"),
-        (TRL | {"fsdp": "full_shard offload"}, "fsdp", "host memory"),
         (TRL | {"per_device_train_batch_sise": 2}, "per_device_train_batch_sise", "is no key of TRL"),
         (DEEPSPEED | {"optimizer": {"type": "OneBitAdam"}}, "optimizer.type", "is not accounted for"),
         (
             DEEPSPEED | {"zero_optimization": {"stage": 3, "offload_param": {"device": "nvme"}}},
             "zero_optimization.offload_param.device",
-            "offloads to host memory",
+            "offloads to a disk",
         ),
         (
             TITAN_SAVED | {"activation_checkpoint": {"memory_budget": 0.5}},
@@ -518,7 +517,6 @@ def test_a_script_is_read_and_not_run(tmp_path: Path) -> None:
             "model.model_config.moe_config",
             "has experts",
         ),
-        (TITAN | {"training": {"enable_cpu_offload": True}}, "training.enable_cpu_offload", "host memory"),
         (DEEPSPEED | {"autotuning": {"enabled": True}}, "autotuning.enabled", "by trials"),
         (ACCELERATE | {"distributed_type": "MEGATRON_LM"}, "distributed_type", "is not accounted for"),
     ],
@@ -576,3 +574,31 @@ def test_init_writes_the_same_run(tmp_path: Path) -> None:
     source = written(tmp_path, TRL | {"deepspeed": source})
     init(made, source=source, count=8)
     assert resolve(made) == resolve(source, {"cluster.count": 8})
+
+
+@pytest.mark.parametrize(
+    ("values", "offload"),
+    [
+        (TRL | {"fsdp": "full_shard offload"}, "parameters"),
+        (TITAN | {"training": {"enable_cpu_offload": True}}, "parameters"),
+        (DEEPSPEED | {"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}}}, "optimizer"),
+        (DEEPSPEED | {"zero_optimization": {"stage": 2, "cpu_offload": True}}, "optimizer"),
+        (
+            DEEPSPEED
+            | {
+                "zero_optimization": {
+                    "stage": 3,
+                    "offload_param": {"device": "cpu", "pin_memory": True},
+                    "offload_optimizer": {"device": "cpu"},
+                }
+            },
+            "parameters",
+        ),
+        (ACCELERATE | {"deepspeed_config": {"zero_stage": 3, "offload_optimizer_device": "cpu"}}, "optimizer"),
+        (TRL | {"deepspeed": "ds_z2_offload_config.json"}, "optimizer"),
+        (TRL | {"deepspeed": "ds_z3_offload_config.json"}, "parameters"),
+        (TRL | {"deepspeed": "ds_z3_config.json"}, None),
+    ],
+)
+def test_states_on_the_host_are_read(values: dict[str, Any], offload: str | None) -> None:
+    assert from_values(values, devices=8).table["recipe"].get("offload") == offload

@@ -14,6 +14,7 @@ from trainledger.report.document import Answer
 from trainledger.spec.convert.patch import Rewritten
 from trainledger.spec.frozen import frozen
 from trainledger.spec.problem import InvalidInput, Problem, nearest_text
+from trainledger.spec.recipe import OFFLOADS
 from trainledger.spec.run import Run
 from trainledger.spec.run_text import changed, overrides
 
@@ -120,7 +121,8 @@ def advise(
     trials = _Trials(only, cache(lambda run: of_one_step(run, whole(run)) if one_step else whole(run)), say)
     forecast = trials.forecast(run)
     asked = goal or ("memory" if forecast.fits is False or forecast.step_seconds is None else "time")
-    adviseds = trials.all(run, changes(run, backend=backend))
+    short = () if forecast.fits is not False else _offloads(run, backend)
+    adviseds = trials.all(run, (*changes(run, backend=backend), *short))
     tried, refused = len(adviseds), trials.refused
     best = _ranked(adviseds, asked, forecast)
     # Together go only changes whose time is predicted.
@@ -132,6 +134,16 @@ def advise(
     return Advice(
         run, forecast, asked, tuple(best), tuple(_together(trials, run, free, goal or "time", together)), tried, refused
     )
+
+
+def _offloads(run: Run, backend: str) -> Iterator[Change]:
+    """Model states to the host, for runs that are short of memory; a CPU's are there already."""
+    if run.recipe.offload is not None or backend == "cpu":
+        return
+    gathers = run.layout.zero == 3 and run.layout.shard_ranks > 1
+    for states in OFFLOADS if gathers else OFFLOADS[:1]:
+        what = "the optimizer on the host" if states == "optimizer" else "all model states on the host"
+        yield Change(what, (("recipe.offload", states),), SAME, "needs host memory; the host updates the weights")
 
 
 class _Trials:

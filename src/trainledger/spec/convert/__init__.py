@@ -86,7 +86,7 @@ def foreign_problem(table: Mapping[Any, Any]) -> Problem | None:
     aside = ", ".join(sorted(set(offloaded(table))))
     rule = f"is a config of {program}, not a run file"
     if aside:
-        rule += f"; its offloading ({aside}) is not accounted for"
+        rule += f"; its offloading ({aside}) is recipe.offload here"
     return Problem("", None, rule, sets or "trainledger init")
 
 

@@ -41,7 +41,7 @@ _OF_LAUNCHERS = {
 }
 # Programs whose files others name, by what a key means that names one.
 _BESIDE = {"run.accelerate": "Accelerate", "run.deepspeed": "DeepSpeed"}
-# What a file that is not here says by its name; one that offloads says nothing.
+# What a file that is not here says by its name.
 _BY_NAME = {
     re.compile(r"(?:zero|ds_z|z)_?-?([0-3])"): "run.zero",
     re.compile(r"(fsdp)"): "run.sharded",
@@ -180,11 +180,15 @@ class Reading:
                 name = Path(str(named)).name
                 found = ((path, match[1]) for by, path in _BY_NAME.items() if (match := by.search(name)))
                 path, meant = next(found, ("", ""))
-                if not meant or "offload" in name:
-                    rule = "is no file here, and its name gives no ZeRO stage without offloading"
+                if not meant:
+                    rule = "is no file here, and its name gives no ZeRO stage"
                     self.refuse(key, named, rule, "zero2.json")
                     return
-                rule = f"ZeRO-{meant} without offloading" if meant.isdecimal() else f"{meant}'s defaults"
+                # ds_z3_offload_config.json of LLaMA-Factory offloads both, ds_z2_offload_config.json the optimizer.
+                offload = "" if "offload" not in name else "parameters" if meant == "3" else "optimizer"
+                rule = f"ZeRO-{meant}, offload {offload or 'none'}" if meant.isdecimal() else f"{meant}'s defaults"
+                if offload:
+                    self.said.setdefault("recipe.offload", offload)
                 self.notes.append(f"{key} {name} is no file here: assuming {rule}")
                 self.said.setdefault(path, int(meant) if meant.isdecimal() else True)
                 return
