@@ -150,17 +150,17 @@ CEILINGS: dict[str, tuple[int, int, int]] = {
     "catalog": (3, 251, 22),
     "cli": (14, 2031, 331),
     "engine": (66, 9864, 1065),
-    "forecast": (56, 9637, 854),
+    "forecast": (56, 9646, 855),
     "ledger": (46, 7134, 533),
     "observe": (40, 5850, 628),
     "report": (13, 1708, 145),
-    "spec": (47, 7639, 430),
+    "spec": (47, 7642, 430),
     "tensors": (10, 1946, 108),
     "trace": (50, 9148, 760),
     "web": (27, 3910, 484),
 }
 # Of the whole: files, lines, ``fmt: skip``, short files with a single importer in their folder.
-MOST_FILES, MOST_LINES, MOST_SKIPS, MOST_LONE = 454, 98806, 152, 2
+MOST_FILES, MOST_LINES, MOST_SKIPS, MOST_LONE = 454, 98822, 152, 2
 
 
 @pytest.mark.parametrize("room", CEILINGS)
@@ -228,7 +228,7 @@ def lines_of(paths: Iterable[Path]) -> int:
     return sum(path.read_text(encoding="utf-8").count("\n") for path in paths)
 
 
-MOST_TEST_LINES = 71_743
+MOST_TEST_LINES = 71_778
 
 
 def test_tests_keep_below_their_ceiling() -> None:
