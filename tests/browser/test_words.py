@@ -87,3 +87,44 @@ def test_a_flag_of_the_command_line_is_on_one_line(fresh) -> None:
     found = page.page.evaluate(lines)
     assert len(found) == page.command().count("--set") >= 5
     assert set(found) == {1}
+
+
+def test_print_cuts_nothing_and_has_nothing_to_click(fresh) -> None:
+    page = fresh("?calculator=memory", width=750).page
+    page.emulate_media(media="print")
+    cut = """() => [...document.querySelectorAll('#answer *, #details *')].filter((each) => each.checkVisibility()
+      && !each.matches('svg *, .unseen, .headlines') && (each.scrollWidth > each.clientWidth + 1 && each.clientWidth
+      && getComputedStyle(each).overflowX !== 'visible')).map((each) => each.className)"""
+    assert page.evaluate(cut) == []
+    right = page.locator(".remedies li").evaluate_all(
+        "all => Math.max(...all.map(each => each.getBoundingClientRect().right))"
+    )
+    assert right <= 750
+    assert not any(each.is_visible() for each in page.locator("figcaption button, .tools button").all())
+
+
+def test_a_table_that_is_cut_has_a_shade_where_it_goes_on(fresh) -> None:
+    page = fresh("?calculator=serving", width=390).page
+    wide = page.locator("#details .section .wide")
+    assert wide.evaluate_all("all => all.some(each => each.scrollWidth > each.clientWidth)")
+    assert wide.first.evaluate("each => getComputedStyle(each).backgroundAttachment") == "local, local, scroll, scroll"
+
+
+def test_words_of_points_lie_on_no_other_words(fresh) -> None:
+    page = fresh("?calculator=optimal", width=390).page
+    crossed = """() => {
+      const words = [...document.querySelectorAll('.drawings svg > g[pointer-events] > g > text')];
+      const boxes = words.map((each) => [each.textContent, each.getBoundingClientRect()]);
+      const over = (a, b) => a.left < b.right - 1 && a.top < b.bottom - 4;
+      const meeting = ([, a], at) => boxes.slice(at + 1).filter(([, b]) => over(a, b) && over(b, a));
+      return boxes.flatMap((each, at) => meeting(each, at).map(([other]) => [each[0], other]));
+    }"""
+    assert page.locator(".drawings svg text", has_text="Llama 3 8B").count() == 1
+    assert page.evaluate(crossed) == []
+
+
+def test_what_has_not_to_change_is_said_in_the_place_of_what_has(fresh) -> None:
+    page = fresh("?calculator=memory&layout.shard=8&recipe.activation_checkpointing=selective", width=390).page
+    said, whole = (page.locator(each).bounding_box() for each in (".remedies > .leads", ".remedies"))
+    assert said["height"] > 0.75 * whole["height"]
+    assert whole["height"] <= 160

@@ -290,7 +290,11 @@ def _texts(chart: Chart, x: Scale, y: Scale, taken: _Taken) -> Iterator[str]:
             if isinstance(mark, Words):
                 left, top = min(max(a - wide / 2, 0.0), taken.width - wide), b - SMALL / 2
             else:
-                left, top, *_ = taken.free(list(_around(a, b, wide, mark.size / 2 + 3)))
+                boxes = [box for far in (3, 12) for box in _around(a, b, wide, mark.size / 2 + far)]
+                if (box := next(filter(taken.is_free, boxes), None)) is None:
+                    continue  # the point says its words under the pointer, and the table has them
+                taken.boxes.append(box)
+                left, top, *_ = box
             words.append(text(left, top + 0.8 * SMALL, [said]))
         style = paint(mark.colour) if isinstance(mark, Words) else lettered()
         yield element("g", "".join(words), font_size=SMALL, **style)

@@ -11,7 +11,7 @@ export class Remedies {
   constructor(root, { take, ask, say }) {
     Object.assign(this, { take, ask, say, root, views: new Map(), timer: undefined });
     this.list = element("ul", { "aria-label": "What to change" });
-    this.none = element("p", { class: "leads", text: "Nothing has to change." });
+    this.none = element("p", { class: "leads", text: "Nothing has to change. Where a run does not fit, what may mend it stands here." });
     root.append(element("h2", { text: "What to change" }), this.list, this.none);
   }
 
