@@ -106,6 +106,21 @@ def test_the_page_asks_a_worker_and_may_load_nothing_from_elsewhere(tmp_path: Pa
     assert 0 < site.document().data()["gzip_nbytes"] < written
 
 
+def test_each_calculator_has_a_page_with_its_title_and_its_figure(tmp_path: Path, pyodide: Path) -> None:
+    pytest.importorskip("resvg_py")
+    export(tmp_path / "site", pyodide)
+    index = (tmp_path / "site" / "index.html").read_text()
+    for name, calculator in CALCULATORS.items():
+        page = tmp_path / "site" / f"{name}.html"
+        assert page.exists() == (not calculator.needs)
+        if page.exists():
+            text = page.read_text()
+            assert f'og:title" content="{calculator.title} · trainledger"' in text
+            assert f'og:image" content="figures/{name}.png"' in text
+            assert (tmp_path / "site" / "figures" / f"{name}.png").read_bytes()[1:4] == b"PNG"
+            assert text.partition("<body")[2].partition(">")[2] == index.partition("<body>")[2]
+
+
 def test_an_export_is_written_again_and_what_is_not_ours_stays(tmp_path: Path, pyodide: Path) -> None:
     folder = tmp_path / "site"
     export(folder, pyodide)

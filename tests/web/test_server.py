@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from functools import partial
 from html import unescape
 from pathlib import Path
 from urllib.parse import quote, urlencode
@@ -164,6 +165,36 @@ def test_a_link_to_a_calculator_has_its_title_and_question_for_who_shows_links(p
     assert b"Will it fit" in ask(port, "/").body
 
 
+def test_a_link_shows_the_figure_of_its_own_state_and_none_of_an_exercise(port: int) -> None:
+    pytest.importorskip("resvg_py")
+
+    def image(path: str) -> str:
+        found = re.findall(r'property="og:image" content="([^"]*)', ask(port, path).body.decode())
+        assert len(found) == 1
+        return unescape(found[0]).removeprefix(f"http://127.0.0.1:{port}")
+
+    state = "/?calculator=time&params=70B&utm_source=a&embed=1&pin=days%3D3&lesson=2"
+    assert image(state) == "/figure/time?params=70B"
+    assert image("/?calculator=time&exercise=4") == "/figure/time"
+    assert image("/") == "/figure/optimal"
+    for name in ("time", "memory", "optimal"):  # one quick, one of a run, one that may take seconds
+        drawn = ask(port, image(f"/?calculator={name}"))
+        assert drawn.headers["content-type"] == "image/png"
+        assert drawn.body[:8] == b"\x89PNG\r\n\x1a\n"
+        assert int.from_bytes(drawn.body[16:20]) == 1200
+    assert ask(port, "/figure/time?params=70B").body != ask(port, "/figure/time").body
+    assert ask(port, "/figure/time?params=many").status == 422
+    assert "has no figure" in ask(port, "/figure/matmul?device=").sentence
+
+
+def test_without_a_font_a_link_has_no_figure(monkeypatch: pytest.MonkeyPatch) -> None:
+    resvg = pytest.importorskip("resvg_py")
+    monkeypatch.setattr(resvg, "svg_to_bytes", partial(resvg.svg_to_bytes, skip_system_fonts=True))
+    with running(make_app(CALCULATORS)) as port:
+        assert b"og:image" not in ask(port, "/?calculator=time").body
+        assert "no font" in ask(port, "/figure/time").sentence
+
+
 def test_what_is_not_there_is_named_with_the_nearest(port: int) -> None:
     assert ask(port, "/api/tim").status == 404
     assert ask(port, "/api/tim").data["error"][0]["nearest"] == "time"  # type: ignore[index]
@@ -271,7 +302,7 @@ def test_a_program_sends_the_token_as_a_bearer(secret: int) -> None:
 def test_the_description_names_every_calculator_with_its_fields(port: int) -> None:
     described = ask(port, "/openapi.json").data
     for name, calculator in CALCULATORS.items():
-        for way in ("api", "view", "check", "exercise"):
+        for way in ("api", "view", "figure", "check", "exercise"):
             operation = described["paths"][f"/{way}/{name}"]["get"]  # type: ignore[index]
             assert operation["responses"].keys() >= {"200", "422"}
         parameters = {each["name"]: each for each in described["paths"][f"/api/{name}"]["get"]["parameters"]}  # type: ignore[index]

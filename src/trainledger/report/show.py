@@ -16,6 +16,7 @@ from trainledger.spec.plain import check_target, finite, replace_file
 from trainledger.spec.problem import InvalidInput, Problem, printable
 
 SUFFIXES = (".html", ".png", ".svg")
+NO_FONT = "this machine has no font for the words of a PNG"
 _NO_RESVG = "a PNG needs resvg-py: pip install 'trainledger[web]'; the suffixes .html and .svg need nothing"
 
 
@@ -84,10 +85,10 @@ def write_plot(
     files = {where if at == 1 else f"{stem}-{at}{ending}": chart for at, chart in enumerate(charts, 1)}
     for each in files:
         check_target(each, field)
-    if suffix == ".png" and not _has_fonts():
-        raise InvalidInput([Problem(field, where, "this machine has no font for the words of a PNG", f"{stem}.svg")])
-    draw = _png if suffix == ".png" else str.encode
+    draw = png if suffix == ".png" else str.encode
     for file, image in [(file, draw(chart.svg())) for file, chart in files.items()]:
+        if image is None:
+            raise InvalidInput([Problem(field, where, NO_FONT, f"{stem}.svg")])
         replace_file(file, image)
     return written({file: chart.title for file, chart in files.items()})
 
@@ -107,12 +108,14 @@ def written(files: Mapping[str, str]) -> str:
     return "\n".join(lines)
 
 
-def _png(svg: str) -> bytes:
+def png(svg: str) -> bytes | None:
+    """An SVG as a PNG of twice its pixels; None without resvg-py, or without a font: 0.5 leaves words out silently."""
+    if find_spec("resvg_py") is None:
+        return None
     import resvg_py
 
-    return bytes(resvg_py.svg_to_bytes(svg_string=svg, zoom=2))
-
-
-def _has_fonts() -> bool:
-    """resvg-py 0.5 leaves out words for which it finds no font, without a word."""
-    return _png(Chart("i", ()).svg()) != _png(Chart(" ", ()).svg())
+    image, word, none = (
+        bytes(resvg_py.svg_to_bytes(svg_string=each, zoom=2))
+        for each in (svg, Chart("i", ()).svg(), Chart(" ", ()).svg())
+    )
+    return None if word == none else image

@@ -37,8 +37,8 @@ _kept: dict[Hashable, Reply] = {}  # the newest last
 _TELEPHONE = 480  # pixels: the first drawing of a page as narrow leaves room for the form
 
 
-def _silent(what: str, done: int, of: int) -> None:
-    """Nobody looks on."""
+def unseen(what: str, done: int, of: int) -> None:
+    """How far work is that nobody waits for."""
 
 
 def listing(calculators: Calculators = CALCULATORS) -> list[dict[str, Any]]:
@@ -76,7 +76,7 @@ def _choices(field: Field) -> list[list[str]]:
 
 
 def answer(
-    name: str, given: Mapping[str, str], progress: Progress = _silent, calculators: Calculators = CALCULATORS
+    name: str, given: Mapping[str, str], progress: Progress = unseen, calculators: Calculators = CALCULATORS
 ) -> dict[str, Any]:
     """The answer as data: ``data`` is what the command line's ``--json`` has; raises `InvalidInput`.
 
@@ -105,7 +105,7 @@ def view(
     name: str,
     given: Mapping[str, str],
     width: int = 960,
-    progress: Progress = _silent,
+    progress: Progress = unseen,
     calculators: Calculators = CALCULATORS,
     held: str = "",
     pinned: str = "",
@@ -264,7 +264,7 @@ def _calculator(calculators: Calculators, name: str) -> Calculator:
 
 
 def ask(
-    name: str, given: Mapping[str, str], progress: Progress = _silent, calculators: Calculators = CALCULATORS
+    name: str, given: Mapping[str, str], progress: Progress = unseen, calculators: Calculators = CALCULATORS
 ) -> tuple[Calculator, Query, Reply]:
     """The reply to a query; that of a patient calculator is kept, for other widths and other ways to ask."""
     calculator = _calculator(calculators, name)

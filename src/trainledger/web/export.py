@@ -11,7 +11,7 @@ import subprocess
 import tempfile
 import zipfile
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
 from importlib.util import find_spec
@@ -26,6 +26,7 @@ from trainledger.spec.problem import InvalidInput, Problem
 from trainledger.web import answers
 from trainledger.web.calculator import Calculator
 from trainledger.web.calculators import CALCULATORS
+from trainledger.web.preview import figure, headed, illustrated
 
 PYODIDE = "pyodide@314"
 POLICY = (
@@ -33,7 +34,7 @@ POLICY = (
     "img-src 'self' data:; connect-src 'self'; base-uri 'none'; form-action 'none'"
 )
 ROOMS = ("__init__", "spec", "catalog", "ledger", "forecast", "tensors", "observe", "report", "answers", "web")
-_NOT_ASKED = ("server", "openapi", "guard", "jobs", "listening", "export")  # of the room `web`
+_NOT_ASKED = ("server", "openapi", "guard", "jobs", "listening", "export", "preview")  # of the room `web`
 _CORE = ("pyodide.mjs", "pyodide.asm.mjs", "pyodide.asm.wasm", "python_stdlib.zip", "package.json", "README.md")
 _LOCK = "pyodide-lock.json"
 _CHARSET = '<meta charset="utf-8">'
@@ -81,8 +82,11 @@ def export(folder: Path, pyodide: Path | None = None, wheels: Sequence[Path] = (
     compiled = _compiled(sources, core)
     packages = {wheel.name.partition("-")[0] for wheel in wheels}
     shown = {name: calculator for name, calculator in CALCULATORS.items() if packages.issuperset(calculator.needs)}
+    drawn = {f"figures/{name}.png": figure(name, {}) for name in shown}
+    figures = {name: image for name, image in drawn.items() if image is not None}
     parts = {
-        "page": dict(_page([wheel.name for wheel in wheels], shown)),
+        "page": dict(_page([wheel.name for wheel in wheels], shown, figures)),
+        "figures": figures,
         "examples": {f"presets/{name}.json": _examples(name) for name in shown},
         "calculators": {"python.zip": compiled or sources},
         "Pyodide": {f"pyodide/{name}": (core / name).read_bytes() for name in _CORE}
@@ -125,12 +129,15 @@ def _examples(name: str) -> bytes:
     return json.dumps({key: answers.view(name, dict(each)) for key, each in zip(keys, given, strict=True)}).encode()
 
 
-def _page(wheels: list[str], shown: Mapping[str, Calculator]) -> Iterator[tuple[str, bytes]]:
+def _page(wheels: list[str], shown: Mapping[str, Calculator], figures: Collection[str]) -> Iterator[tuple[str, bytes]]:
     for path in sorted(Path(__file__).with_name("page").iterdir()):
         if path.name == "index.html":
-            text = path.read_text(encoding="utf-8")
             policy = f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">'
-            yield path.name, text.replace(_CHARSET, f"{_CHARSET}\n{policy}").encode()
+            html = path.read_text(encoding="utf-8").replace(_CHARSET, f"{_CHARSET}\n{policy}").encode()
+            yield path.name, html
+            for name, calculator in shown.items():
+                image = f"figures/{name}.png"
+                yield f"{name}.html", illustrated(headed(html, calculator), image if image in figures else "")
         elif path.is_file():
             yield path.name, path.read_bytes()
     without = [
@@ -242,6 +249,6 @@ def _clear(folder: Path) -> None:
         raise InvalidInput([Problem("--export", os.fspath(folder), rule, os.fspath(folder / "site"))])
     for each in earlier:
         each.unlink(missing_ok=True)
-    for each in ("pyodide", "presets"):
+    for each in ("pyodide", "presets", "figures"):
         with suppress(OSError):
             (folder / each).rmdir()  # where something else is in it, that stays

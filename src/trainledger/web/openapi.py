@@ -113,13 +113,14 @@ _SHORT = {**_TEXT, "maxLength": LONGEST}
 _WIDTH = {"type": "integer", "minimum": NARROWEST, "maximum": WIDEST, "default": 960}
 _SEED = {"type": "integer", "minimum": 0, "maximum": LAST_SEED}
 # What each way to ask gives: its summary, its parameters before those of the calculator, and its answer.
-WAYS: dict[str, tuple[str, dict[str, Schema], type]] = {
+WAYS: dict[str, tuple[str, dict[str, Schema], type | None]] = {
     "api": ("the answer as data", {}, Answer),
     "view": (
         "the answer as a page shows it: sections as HTML, drawings as SVG",
         {"width": _WIDTH, "held": _SHORT, "pinned": _SHORT},
         View,
     ),
+    "figure": ("the first figure as a PNG", {}, None),
     "check": (
         "whether a guess of an exercise is right; a hint after the first miss, then the derivation",
         {"seed": _SEED, "guess": _SHORT, "misses": _SEED},
@@ -127,7 +128,7 @@ WAYS: dict[str, tuple[str, dict[str, Schema], type]] = {
     ),
     "exercise": ("an exercise with all that its answer needs, the same for a seed", {"seed": _SEED}, Exercise),
 }
-ASKED = ("api", "view")  # with the fields of the calculator
+ASKED = ("api", "view", "figure")  # with the fields of the calculator
 
 
 def refusals(*, with_token: bool) -> dict[int | str, dict[str, Any]]:
@@ -141,7 +142,7 @@ def operation(way: str, calculator: Calculator) -> dict[str, Any]:
     """The description of one way to ask one calculator, as arguments of a route."""
     does, _, answer = WAYS[way]
     responses: dict[int, dict[str, Any]] = {
-        200: {"model": answer, "description": does},
+        200: {"description": does, **({"model": answer} if answer else {"content": {"image/png": {}}})},
         422: {"model": Refusal, "description": "what is wrong with the query"},
     }
     if calculator.patient and way in ASKED:

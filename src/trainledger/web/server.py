@@ -6,7 +6,6 @@ import asyncio
 import gc
 import hashlib
 import json
-import re
 import sys
 import time
 import traceback
@@ -14,9 +13,9 @@ from collections.abc import Awaitable, Callable, Hashable, Mapping
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
-from html import escape
 from importlib.resources import files
 from typing import Any
+from urllib.parse import urlencode
 
 from fastapi import FastAPI, Request
 from fastapi.responses import Response
@@ -25,9 +24,11 @@ from starlette.exceptions import HTTPException
 from starlette.middleware.gzip import GZipMiddleware
 
 from trainledger import __version__
+from trainledger.report.chart import Chart
+from trainledger.report.show import png
 from trainledger.spec.frozen import frozen
 from trainledger.spec.problem import InvalidInput, Problem, nearest_text
-from trainledger.web import answers, openapi
+from trainledger.web import answers, openapi, preview
 from trainledger.web.calculator import Calculator, Progress
 from trainledger.web.calculators import CALCULATORS
 from trainledger.web.field import LONGEST, read_query
@@ -45,20 +46,13 @@ KINDS = {
 MOST_WAITING = 64  # questions at once
 MOST_FIELDS = 200  # of a query
 _JSON = "application/json"
+_FIRST = "optimal"  # whose figure the lesson begins with
 
 
 def page_files() -> dict[str, bytes]:
     """The files of the page by name, read once: no path of a request is ever opened."""
     found = files("trainledger.web").joinpath("page").iterdir()
     return {each.name: each.read_bytes() for each in found if each.is_file()}
-
-
-def headed(html: bytes, calculator: Calculator) -> bytes:
-    """The page with the title and the question of a calculator, for who is sent a link to it."""
-    title, described = escape(f"{calculator.title} · trainledger"), escape(calculator.question)
-    text = re.sub(r"(<title>)[^<]*", rf"\1{title}", html.decode())
-    text = re.sub(r'(<meta property="og:title" content=")[^"]*', rf"\1{title}", text)
-    return re.sub(r'(<meta (?:name="|property="og:)description" content=")[^"]*', rf"\1{described}", text).encode()
 
 
 def make_app(calculators: Calculators = CALCULATORS, *, with_token: bool = False) -> FastAPI:
@@ -72,31 +66,31 @@ def make_app(calculators: Calculators = CALCULATORS, *, with_token: bool = False
         summary="What a training run costs: the calculators of the page and the command line.",
         responses=openapi.refusals(with_token=with_token),
     )
-    desk = Desk(calculators)
+    desk, draws = Desk(calculators), png(Chart("", ()).svg()) is not None
     app.state.jobs = desk.jobs
     listing = encoded(answers.listing(calculators))
     page = page_files() | {
         "config.json": encoded({"worker": False, "version": __version__, "lesson": answers.lesson(calculators)})
     }
-    page |= {f"index.html of {name}": headed(page["index.html"], each) for name, each in calculators.items()}
-    tags = {name: f'W/"{hashlib.sha256(content).hexdigest()[:16]}"' for name, content in page.items()}
     app.add_middleware(GZipMiddleware, minimum_size=1000, compresslevel=4)
 
     async def calculators_json() -> Response:
         return Response(listing, media_type=_JSON)
 
     async def index(request: Request) -> Response:  # without `name`, which the address of the page may have
-        asked = f"index.html of {request.query_params.get('calculator')}"
-        return await static(asked if asked in page else "index.html", request)
+        query = dict(request.query_params)
+        calculator = calculators.get(query.get("calculator", ""))
+        html = page["index.html"] if calculator is None else preview.headed(page["index.html"], calculator)
+        shown = calculator or calculators.get(_FIRST)
+        if draws and shown is not None:
+            fields = urlencode(preview.fields_of(shown, query) if calculator else {})
+            html = preview.illustrated(html, f"{request.base_url}figure/{shown.name}?{fields}".removesuffix("?"))
+        return _file(request, "index.html", html)
 
     async def static(name: str, request: Request) -> Response:
         if name not in page:
             raise HTTPException(404)
-        headers = {"etag": tags[name], "cache-control": "private, no-cache"}  # asked again each time, sent once
-        if request.headers.get("if-none-match") == tags[name]:
-            return Response(status_code=304, headers=headers)
-        kind = KINDS.get(name.partition(" ")[0].rpartition(".")[2], "application/octet-stream")
-        return Response(page[name], 200, headers, kind)
+        return _file(request, name, page[name])
 
     async def wrong(request: Request, error: Exception) -> Response:
         return _missing(request, calculators) if getattr(error, "status_code", 0) == 404 else _failed(error)
@@ -127,6 +121,15 @@ def make_app(calculators: Calculators = CALCULATORS, *, with_token: bool = False
         described["components"]["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer"}}
         described["security"] = [{"token": []}]
     return app
+
+
+def _file(request: Request, name: str, content: bytes) -> Response:
+    """A file of the page, for which a browser asks again each time and which is sent once."""
+    tag = f'W/"{hashlib.sha256(content).hexdigest()[:16]}"'
+    headers = {"etag": tag, "cache-control": "private, no-cache"}
+    if request.headers.get("if-none-match") == tag:
+        return Response(status_code=304, headers=headers)
+    return Response(content, 200, headers, KINDS.get(name.rpartition(".")[2], "application/octet-stream"))
 
 
 def warm_up(calculators: Calculators) -> None:
@@ -163,8 +166,10 @@ class Desk:
                     reply = partial(answers.ask, calculator.name, given, calculators=self.calculators)
                     key = calculator.name, frozenset(given.items())
                     found = await self.jobs.ask(key, reply, request.is_disconnected)
+                    while way == "figure" and isinstance(found, Working):  # who shows links asks once
+                        found = await self.jobs.ask(key, reply, request.is_disconnected)
                     if not isinstance(found, Working):
-                        found = await run_in_threadpool(work, _unseen)
+                        found = await run_in_threadpool(work, answers.unseen)
                 else:
                     found = await self._in_turn(request, work)
             except InvalidInput as error:
@@ -176,7 +181,7 @@ class Desk:
             if isinstance(found, Working):
                 said = {"what": found.what, "done": found.done, "of": found.of}
                 return Response(encoded({"working": said}), 202, media_type=_JSON)
-            return Response(found, media_type=_JSON)
+            return Response(found, media_type="image/png" if way == "figure" else _JSON)
 
         return asked
 
@@ -190,13 +195,9 @@ class Desk:
             async with self.turn:
                 if await request.is_disconnected():
                     return Response(status_code=204)
-                return await run_in_threadpool(work, _unseen)
+                return await run_in_threadpool(work, answers.unseen)
         finally:
             self.waiting -= 1
-
-
-def _unseen(what: str, done: int, of: int) -> None:
-    """How far work is that nobody waits for."""
 
 
 def _work(way: str, name: str, given: dict[str, str], calculators: Calculators) -> Callable[[Progress], bytes]:
@@ -206,6 +207,8 @@ def _work(way: str, name: str, given: dict[str, str], calculators: Calculators) 
         width = _whole("width", own["width"] or "960", openapi.NARROWEST, openapi.WIDEST)
         held, pinned = own["held"] or "", own["pinned"] or ""
         return lambda progress: encoded(answers.view(name, given, width, progress, calculators, held, pinned))
+    if way == "figure":
+        return lambda progress: _drawn(preview.figure(name, given, progress, calculators), name)
     if way in ("check", "exercise"):
         if given:
             raise InvalidInput([Problem(next(iter(given))[:60], None, "is no field of an exercise", "seed")])
@@ -217,6 +220,12 @@ def _work(way: str, name: str, given: dict[str, str], calculators: Calculators) 
             raise InvalidInput([Problem("guess", guess, f"must be given, in at most {LONGEST} characters")])
         return lambda progress: encoded(answers.check(name, seed, guess, misses, calculators))
     return lambda progress: encoded(answers.answer(name, given, progress, calculators))
+
+
+def _drawn(image: bytes | None, name: str) -> bytes:
+    if image is None:
+        raise InvalidInput([Problem("calculator", name, "has no figure to this question, or no font to draw it with")])
+    return image
 
 
 def encoded(value: Any) -> bytes:

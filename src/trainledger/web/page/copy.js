@@ -1,11 +1,13 @@
 // What can be pasted elsewhere: the same question as a command line, a run file, a link, JSON, or Python.
 import { element } from "./element.js";
-import { fileOf, imageOf } from "./figure.js";
+import { fileOf, imageOf, isHere } from "./figure.js";
 
+const OF_LINKS = ["Link", "Frame for a page"];
 const KINDS = { command: "Command line", run_file: "Run file", python: "Python" };
 
-/** The menu; `texts()` gives what the answer has for pasting, `drawing()` its figure, `json()` promises the answer, `say(text)` is heard. */
-export function copyMenu({ texts, drawing, json, say }) {
+/** The menu; `texts()` gives what the answer has for pasting, `link()` its address and `frame()` that for a page of others, `drawing()`
+ * its figure, `json()` promises the answer, `say(text)` is heard. */
+export function copyMenu({ texts, link, frame, drawing, json, say }) {
   const list = element("div", { class: "menu", id: "copies", role: "menu", "aria-label": "Copy as", hidden: true });
   const button = element("button", {
     type: "button", class: "button", id: "copy", "aria-haspopup": "menu", "aria-expanded": "false",
@@ -18,10 +20,10 @@ export function copyMenu({ texts, drawing, json, say }) {
     const own = Object.entries(KINDS).filter(([name]) => texts()[name]);
     const kinds = [
       ...own.map(([name, title]) => [title, () => texts()[name]]),
-      ["Link", () => location.href],
-      ["Frame for a page", () => `<iframe src="${location.href.replace(/&/g, "&amp;")}&amp;embed=1" width="100%" height="720"></iframe>`],
+      ["Link", () => link().href],
+      ["Frame for a page", () => `<iframe src="${frame().href.replace(/&/g, "&amp;")}" width="100%" height="720"></iframe>`],
       ["JSON", async () => JSON.stringify(await json(), null, 2)],
-      ...(drawing() ? [["Figure as SVG", () => fileOf(drawing(), location.href)], ["Figure as PNG", () => imageOf(fileOf(drawing(), location.href))]] : []),
+      ...(drawing() ? [["Figure as SVG", () => fileOf(drawing(), link())], ["Figure as PNG", () => imageOf(fileOf(drawing(), link()))]] : []),
     ];
     list.replaceChildren(...kinds.map(([title, text]) => item(title, text)));
     list.hidden = false;
@@ -41,7 +43,7 @@ export function copyMenu({ texts, drawing, json, say }) {
         close();
         try {
           await copied(await text());
-          say(`${title} copied`);
+          say(`${title} copied${isHere.test(location.hostname) && OF_LINKS.includes(title) ? "; it works on this machine only" : ""}`);
         } catch (error) {
           say(`${title} could not be copied: ${error.message}`);
         }

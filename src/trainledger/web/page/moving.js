@@ -5,6 +5,14 @@ const SVG = "http://www.w3.org/2000/svg";
 const MILLISECONDS = 160; // of a movement, as drawing.css has it
 const still = matchMedia("(prefers-reduced-motion: reduce)");
 
+/** An element of a picture. */
+export function shape(name, attributes, ...children) {
+  const made = document.createElementNS(SVG, name);
+  for (const each of Object.entries(attributes)) made.setAttribute(...each);
+  made.append(...children);
+  return made;
+}
+
 /** The picture of an SVG text; what its marks say stands in `data-said`, so that our own box shows it. */
 export function pictureOf(svg) {
   const holder = document.createElement("template");
@@ -63,14 +71,8 @@ export function outline(svg, before, kind) {
     const pixels = (last - first) / (highest - lowest), scale = ((high - low) / (end - start)) * pixels;
     return { scale, shift: first + (low - lowest) * pixels - start * scale, start: Math.min(first, last), size: Math.abs(last - first) };
   });
-  const make = (name, attributes, ...children) => {
-    const made = document.createElementNS(SVG, name);
-    for (const each of Object.entries(attributes)) made.setAttribute(...each);
-    made.append(...children);
-    return made;
-  };
   const marks = before.querySelectorAll(":scope > :is([data-key^=Bars], [data-key^=Line], [data-key^=Area]):not([data-key*=points])");
   const transform = `matrix(${x.scale} 0 0 ${y.scale} ${x.shift - x.start} ${y.shift - y.start})`;
-  const shapes = make("g", { transform }, ...[...marks].map((each) => each.cloneNode(true)));
-  svg.append(make("svg", { class: `outline ${kind}`, x: x.start, y: y.start, width: x.size, height: y.size }, shapes));
+  const shapes = shape("g", { transform }, ...[...marks].map((each) => each.cloneNode(true)));
+  svg.append(shape("svg", { class: `outline ${kind}`, x: x.start, y: y.start, width: x.size, height: y.size }, shapes));
 }

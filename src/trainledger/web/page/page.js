@@ -13,7 +13,7 @@ import { axesOf } from "./moving.js";
 import { drawCalculators, drawPresets, markCalculator } from "./navigation.js";
 import { Pin } from "./pin.js";
 import { Remedies } from "./remedies.js";
-import { addressOf, different, embed, opened, same, stateOf, Trail, withFields } from "./state.js";
+import { addressOf, different, framed, opened, same, stateOf, Trail, withFields } from "./state.js";
 import { connect, Unreachable } from "./transport.js";
 
 const root = byId("answer");
@@ -28,7 +28,6 @@ const asking = new Asking(
   ({ state, frame }, how) => transport.view(state.calculator.name, state.given, frame, how),
   { shown, refused, working },
 );
-
 const later = new Later(ask);
 const lesson = new Lesson(config.lesson ?? [], transport, {
   go: (number) => (become(opened(config.lesson, number, listing)), scrollTo(0, 0)),
@@ -74,11 +73,11 @@ function follow() {
     form.show(given, null);
     byId("form").scrollTop = 0;
   }
-  const screen = config.lesson?.[page.state.lesson - 1];
+  const screen = screenOf();
   byId("name").textContent = screen ? `Lesson, ${page.state.lesson} of ${config.lesson.length}` : calculator.title;
   byId("question").textContent = screen?.title ?? calculator.question;
-  document.documentElement.toggleAttribute("data-few", Boolean(screen || embed));
-  form.choose(screen?.fields ?? embed?.split(",") ?? [], screen?.ranges);
+  document.documentElement.toggleAttribute("data-few", Boolean(screen || framed));
+  form.choose(screen?.fields ?? framed?.split(",") ?? [], screen?.ranges);
   lesson.follow(page.state);
   const { newest } = asking, { answered } = page;
   const there = !newest && answered && !page.state.exercise && same(answered.state, page.state);
@@ -102,7 +101,11 @@ function restore() {
   settle();
 }
 
-const draw = (view) => showAnswer(parts, view, pin, config.lesson?.[page.state.lesson - 1]?.number);
+const screenOf = () => config.lesson?.[page.state.lesson - 1];
+const draw = (view) => showAnswer(parts, view, pin, screenOf()?.number);
+
+/** The whole address of the state, with these changes; of an export that of the file with its calculator's title and figure. */
+const addressed = (more) => new URL(`${config.worker ? `${page.state.calculator.name}.html` : ""}${addressOf({ ...page.state, ...more })}`, location.href);
 
 function ask() {
   later.stop();
@@ -226,7 +229,8 @@ const pinning = button("Pin", () => become({ pin: page.state.pin ? null : page.s
 const exerciseButton = button("Exercise", () => exercise(1 + Math.floor(Math.random() * 9999)), { id: "exercises" });
 const copying = copyMenu({
   texts: () => (page.answered && same(page.answered.state, page.state) ? page.view.paste : {}),
-  drawing: () => page.view?.drawings[0], json: () => transport.answer(page.state.calculator.name, page.state.given),
+  link: addressed, frame: () => addressed({ embed: 1 }),
+  drawing: () => page.view?.drawings[0] && { ...page.view.drawings[0], pinned: parts.picture.querySelector(".pinned") }, json: () => transport.answer(page.state.calculator.name, page.state.given),
   say: confirm,
 });
 const remedies = new Remedies(parts.remedies, {
@@ -280,10 +284,9 @@ function pose(posed) {
 
 drawCalculators(byId("calculators"), listing, (calculator) => leave({ calculator, given: {} }));
 if (config.version) byId("version").textContent = `trainledger ${config.version}`;
-if (embed) {
-  const whole = (event) => (event.target.href = location.search.replace(/&embed=[^&]*/, ""));
-  document.documentElement.dataset.embed = embed;
-  byId("form").after(element("a", { class: "whole-page", href: "./", target: "_blank", text: "Open in trainledger", onclick: whole }));
+if (framed) {
+  document.documentElement.dataset.embed = framed;
+  byId("form").after(element("a", { class: "whole-page", href: "./", target: "_blank", text: "Open in trainledger", onclick: (event) => (event.target.href = addressed({ embed: null })) }));
 }
 for (const said of config.without ?? []) document.querySelector("footer").append(element("p", { text: said }));
 if (config.worker) navigator.serviceWorker?.register("service.js").catch(() => {}); // then it is online only

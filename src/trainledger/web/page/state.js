@@ -2,7 +2,7 @@
 
 const OWN = ["calculator", "exercise", "set", "pin", "embed", "lesson"];
 /** In a page of others: the names of the fields that are shown there, with commas between them; null elsewhere. */
-export const embed = new URLSearchParams(location.search).get("embed");
+export const framed = new URLSearchParams(location.search).get("embed");
 
 /** The state of a screen, counted from 1; null where there is none. */
 export function opened(screens, number, listing) {
@@ -17,7 +17,7 @@ export function opened(screens, number, listing) {
  * `left` says what of the address is left out, since no calculator or field has its name. */
 export function stateOf(search, listing, screens = []) {
   const said = new URLSearchParams(search);
-  const wanted = said.get("calculator"), number = Number(said.get("lesson") ?? (search.length < 2 && 1));
+  const wanted = said.get("calculator") ?? (search.length < 2 ? document.body.dataset.calculator : null), number = Number(said.get("lesson") ?? (search.length < 2 && !wanted && 1));
   const screen = opened(screens, number, listing);
   if (screen && !wanted) return screen;
   const calculator = listing.find((each) => each.name === wanted) ?? listing[0];
@@ -39,7 +39,7 @@ export function stateOf(search, listing, screens = []) {
 }
 
 /** The address of a state, relative to the page. */
-export function addressOf({ calculator, given, exercise, set, pin, lesson }) {
+export function addressOf({ calculator, given, exercise, set, pin, lesson, embed = framed }) {
   const said = new URLSearchParams({ ...(lesson && { lesson }), calculator: calculator.name, ...(embed && { embed }) });
   if (exercise && set) said.set("set", `${set.first}-${set.last}`);
   if (exercise) said.set("exercise", exercise);
