@@ -41,4 +41,14 @@ KINDS = {
         "feed_forward.n_shared": 1,
         "feed_forward.n_dense_layers": 1,
     },
-}
+    "mamba-2": {
+        "layers": "RAB", "mixer": "mamba-2", "mixer.n_heads": 4, "mixer.head_dim": 6, "mixer.state": 5,
+        "mixer.n_groups": 2, "mixer.chunk": 4, "attention.gated": True,
+    },
+    "gated delta": {
+        "layers": "M*-", "mixer": "gated-delta", "mixer.n_heads": 4, "mixer.n_key_heads": 2, "mixer.key_dim": 6,
+        "mixer.value_dim": 5,
+    },
+    "kimi": LATENT | {"layers": "RRA", "mixer": "kimi-delta", "mixer.n_heads": 2, "positions": "none"},
+    "short convolution": {"layers": "RA", "mixer": "short-conv", "mixer.bias": True},
+}  # fmt: skip

@@ -41,7 +41,7 @@ def traced(spec: ModelSpec, B: int, context: int, phase: str, dtype: torch.dtype
         ids = torch.zeros(B, context - past, dtype=torch.int64)
         recorder = Recorder(model.requires_grad_(False))
         recorder.resident([ids], "batch")
-        recorder.resident([part for layer in cache.layers for part in layer.parts_BSGK], "cache")
+        recorder.resident([part for layer in cache.layers for kept in layer.values() for part in kept.tensors], "cache")
         with recorder, recorder.phase("forward"):
             model(ids, cache=cache)
         return recorder.ledger(tokens=ids.numel(), writer="trace")

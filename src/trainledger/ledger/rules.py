@@ -24,6 +24,8 @@ FLOPS_PER_ELEMENT = {
     "softmax": 4,
     "softmax backward": 4,
     "reduction": 1,
+    "gated rmsnorm": 8,
+    "gated rmsnorm backward": 19,
 }
 
 
@@ -86,6 +88,36 @@ def attended_pairs(tokens: Int, window: Int | None, *, causal: bool = True) -> I
     if not causal:
         return tokens * keys
     return keys * tokens - keys * (keys - 1) // 2
+
+
+def state_space_flops(batch: Int, tokens: Int, heads: Int, groups: Int, width: Int, state: Int, chunk: int) -> Int:
+    """FLOPs of Mamba-2's scan forward in chunks (Dao and Gu 2024, arXiv 2405.21060, section 6), dense.
+
+    Within a chunk C B^T of each group and its product with x of each head; between chunks what a chunk adds to the
+    state and reads of it. The last chunk is computed whole.
+
+    >>> state_space_flops(1, 1, 1, 1, 4, 8, 64)  # one token: the dot product of B and C, x times that, the state twice
+    152
+    """
+    length = smaller(tokens, chunk)
+    padded = ceil_div(tokens, length) * length
+    within = groups * matmul_flops(padded, length, state) + heads * matmul_flops(padded, width, length)
+    return batch * (within + 2 * heads * matmul_flops(padded, width, state))
+
+
+def delta_rule_flops(batch: Int, tokens: Int, heads: Int, key: Int, value: Int, chunk: int) -> Int:
+    """FLOPs of the gated delta rule forward in chunks (Yang et al. 2024, arXiv 2412.06464, section 3.3), dense.
+
+    Within a chunk keys times keys, queries times keys, the solution for keys and values, and its mixture; between
+    chunks the state times keys, times queries, and what a chunk adds to it. The last chunk is computed whole.
+
+    >>> delta_rule_flops(1, 1, 1, 4, 8, 64)
+    248
+    """
+    length = smaller(tokens, chunk)
+    padded = ceil_div(tokens, length) * length
+    within = 3 * matmul_flops(padded, length, key) + 2 * matmul_flops(padded, value, length)
+    return batch * heads * (within + 3 * matmul_flops(padded, key, value))
 
 
 def expert_capacity(tokens: Int, per_token: int, n_experts: int, factor: float) -> Int:

@@ -273,7 +273,7 @@ def attended_share(run: Run) -> float:
     """The part that the masks leave, over all layers, of the query-key pairs that the ledger counts."""
     tokens, left, counted = run.recipe.seq_len, 0, 0
     for segment in segments(run.model):
-        for kind in segment.kinds:
+        for kind in (kind for kind in segment.kinds if kind.attends):
             left += segment.count * attended_pairs(tokens, kind.window)
             known = kind.window if run.recipe.attention == "flash" else None
             counted += segment.count * attended_pairs(tokens, known, causal=False)
@@ -286,7 +286,8 @@ def _six_n(run: Run, ledger: Ledger) -> Int:
 
 def _six_n_and_attention(run: Run, ledger: Ledger) -> Int:
     spec = run.model
-    per_token = attention_flops_per_token(spec.n_layers, spec.attention.n_heads * spec.head_size, run.recipe.seq_len)
+    attending = sum(segment.count * sum(kind.attends for kind in segment.kinds) for segment in segments(spec))
+    per_token = attention_flops_per_token(attending, spec.attention.n_heads * spec.head_size, run.recipe.seq_len)
     return _six_n(run, ledger) + per_token * ledger.tokens
 
 

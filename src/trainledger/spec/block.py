@@ -52,6 +52,7 @@ class MultiHead:
     )
     scale: float | None = setting("factor of the scores; absent = 1 / sqrt(head size)", None, above=0)
     softcap: float | None = setting("scores become c tanh(scores / c); absent = no cap", None, above=0)
+    gated: bool = setting("a sigmoid gate for each element of the output, as wide as the queries (Qwen3-Next)", False)
     sinks: bool = setting("a learned logit for each head that takes probability without a value (gpt-oss)", False)
     window: int | None = setting(
         "tokens that a local layer sees, itself included; absent = all layers are global", None, at_least=1
@@ -77,6 +78,7 @@ class Latent:
     n_kv_heads: ClassVar[None] = None
     head_dim: ClassVar[None] = None
     qk_norm: ClassVar[None] = None
+    gated: ClassVar[bool] = False
     softcap: ClassVar[None] = None
     sinks: ClassVar[bool] = False
     custom_scores: ClassVar[str] = ""

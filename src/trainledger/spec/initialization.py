@@ -35,11 +35,30 @@ def start_of(name: str, fan_in: int, spec: ModelSpec, width_factor: float = 1.0)
             rule, value = _first(spec)
         case "lm_head":
             rule, value = f"{FIRST_LOGITS} / sqrt(fan_in) / logit_scale", FIRST_LOGITS * value / spec.logit_scale
-        case "o_proj" | "down_proj":
+        case "o_proj" | "down_proj" | "out_proj":
             rule, value = f"{rule} / sqrt(2 n_layers)", value / math.sqrt(2 * spec.n_layers)
     if width_factor != 1 and not _OF_FIXED_WIDTH.isdisjoint(name.split(".")):
         rule, value = f"{rule} / sqrt(width factor)", value / math.sqrt(width_factor)
     return rule, value
+
+
+def vector_start(name: str, size: int) -> list[float] | None:
+    """The start of a mixer's vector as its authors have it, spread evenly instead of drawn; None for other vectors.
+
+    Decay rates from 1 to 16, steps from 0.001 to 0.1 on a logarithmic scale (Dao and Gu 2024, Mamba-2).
+
+    >>> [round(math.exp(value)) for value in vector_start("mixer.A_log", 4)]
+    [1, 6, 11, 16]
+    """
+    shares = [at / max(1, size - 1) for at in range(size)]
+    match name.split(".")[-2:]:
+        case ["mixer", "A_log"]:
+            return [math.log(1 + 15 * share) for share in shares]
+        case ["mixer", "dt_bias"]:
+            return [math.log(math.expm1(0.001 * 100**share)) for share in shares]  # softplus gives the step
+        case ["mixer", "D"]:
+            return [1.0] * size
+    return None
 
 
 def _first(spec: ModelSpec) -> tuple[str, float]:
@@ -61,7 +80,13 @@ def stream_variances(spec: ModelSpec, tokens: int) -> tuple[float, ...] | None:
     (33, 1.0, 1.19)
     """
     activation = _ACTIVATIONS.get(spec.feed_forward.activation)
-    if spec.experts is not None or spec.norm_place != "pre" or spec.embedding_norm or activation is None:
+    if (
+        spec.experts is not None
+        or spec.layers is not None
+        or spec.norm_place != "pre"
+        or spec.embedding_norm
+        or activation is None
+    ):
         return None
     variance, shared = 1.0, 0.0
     if spec.tie_embeddings:  # tokens, and positions that start as small

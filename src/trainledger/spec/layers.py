@@ -27,13 +27,21 @@ class LayerKind:
 
     ``window`` is the number of tokens that attention sees (None: all before), ``rotary`` whether rope rotates its
     heads, ``experts`` whether its MLP is a mixture of experts, ``in_16_bits`` whether its matmuls are where others'
-    are in fewer.
+    are in fewer; ``attends``, ``mixes`` and ``feeds`` whether it has attention, a mixer and an MLP.
     """
 
     window: int | None
     rotary: bool
     experts: bool
     in_16_bits: bool = False
+    attends: bool = True
+    mixes: bool = False
+    feeds: bool = True
+
+
+# The letters of `ModelSpec.layers`: which layers attend, mix and feed. Those of one branch are NVIDIA's (Nemotron-H).
+LONGEST_REPEATED = 12  # layers of a pattern that is looked for
+ATTENDS, MIXES, FEEDS = frozenset("AB*"), frozenset("RBM"), frozenset("ARB-E")
 
 
 @frozen
@@ -49,8 +57,17 @@ def kind_of(spec: ModelSpec, layer: int) -> LayerKind:
     number, heads, mixture = layer + 1, spec.attention, spec.experts
     seen_whole = heads.global_every is not None and number % heads.global_every == 0
     skipped = spec.rope is not None and spec.rope.skip_every and number % spec.rope.skip_every == 0
-    experts = mixture is not None and layer >= mixture.n_dense_layers and number % mixture.every == 0
-    return LayerKind(None if seen_whole else heads.window, spec.rope is not None and not skipped, experts)
+    sparse = mixture is not None and layer >= mixture.n_dense_layers and number % mixture.every == 0
+    letter = "A" if spec.layers is None else spec.layers[layer % len(spec.layers)]
+    attends = letter in ATTENDS
+    return LayerKind(
+        window=heads.window if attends and not seen_whole else None,
+        rotary=attends and spec.rope is not None and not skipped,
+        experts=sparse if letter in "ARB" else letter == "E",
+        attends=attends,
+        mixes=letter in MIXES,
+        feeds=letter in FEEDS,
+    )
 
 
 def angles_of(spec: ModelSpec, kind: LayerKind) -> str | None:
@@ -68,7 +85,8 @@ def rotary_modules(spec: ModelSpec) -> tuple[str, ...]:
 
 def windows_of(spec: ModelSpec) -> tuple[int | None, ...]:
     """The distinct attention windows of a model, None for global layers."""
-    return tuple(dict.fromkeys(kind.window for segment in segments(spec) for kind in segment.kinds))
+    kinds = [kind for segment in segments(spec) for kind in segment.kinds]
+    return tuple(dict.fromkeys(kind.window for kind in kinds if kind.attends))
 
 
 def local_angles(spec: ModelSpec) -> ModelSpec:
@@ -96,7 +114,8 @@ def expert_layers(spec: ModelSpec) -> Any:
 def period_of(spec: ModelSpec) -> int:
     """The number of layers after which their kinds repeat."""
     skip_every = spec.rope.skip_every if spec.rope is not None else None
-    return lcm(spec.attention.global_every or 1, skip_every or 1, spec.experts.every if spec.experts else 1)
+    every = spec.experts.every if spec.experts else 1
+    return lcm(spec.attention.global_every or 1, skip_every or 1, every, len(spec.layers or "A"))
 
 
 def segments(spec: ModelSpec) -> tuple[Segment, ...]:
@@ -115,6 +134,8 @@ def segments(spec: ModelSpec) -> tuple[Segment, ...]:
     >>> [(len(each.kinds), each.count) for each in segments(sparse)]
     [(1, 3), (1, 5)]
     """
+    if spec.layers is not None:
+        return tuple(_repeats([kind_of(spec, layer) for layer in range(_known_count(spec, "model.layers"))]))
     period, dense = period_of(spec), spec.experts.n_dense_layers if spec.experts is not None else 0
     if period == 1 and not dense:
         return (Segment((kind_of(spec, 0),), spec.n_layers),)
@@ -128,6 +149,30 @@ def segments(spec: ModelSpec) -> tuple[Segment, ...]:
             found.append(Segment(tuple(kind_of(spec, until - rest + layer) for layer in range(rest)), 1))
         first = until
     return tuple(_simplest(segment) for segment in found)
+
+
+def _repeats(kinds: list[LayerKind]) -> Iterator[Segment]:
+    """The layers as runs of repeated patterns: from each place on the pattern that most layers follow."""
+    first = 0
+    while first < len(kinds):
+        best, covered = 1, 0
+        for size in range(1, min(LONGEST_REPEATED, len(kinds) - first) + 1):
+            pattern, count = kinds[first : first + size], 1
+            while kinds[first + count * size : first + (count + 1) * size] == pattern:
+                count += 1
+            if count > 1 and count * size > covered:
+                best, covered = size, count * size
+        covered = covered or 1
+        yield Segment(tuple(kinds[first : first + best]), covered // best)
+        first += covered
+
+
+def _known_count(spec: ModelSpec, why: str) -> int:
+    """The number of layers; `InvalidInput` where it is an array or a symbol."""
+    if not isinstance(spec.n_layers, int):
+        rule = f"n_layers must be one number for {why}, not many or a symbol"
+        raise InvalidInput([Problem("model.n_layers", None, rule)])
+    return spec.n_layers
 
 
 def _simplest(segment: Segment) -> Segment:
@@ -322,13 +367,10 @@ def _runs(spec: ModelSpec, recipe: Recipe) -> tuple[LayerRun, ...]:
     every = recipe.activation_checkpointing.every
     if recipe.activation_checkpointing.kind != "segments" and every == 1:
         return tuple(_alike(segment, is_again(recipe, 0)) for segment in segments(spec))
-    if not isinstance(spec.n_layers, int):
-        rule = f"n_layers must be one number for {recipe.activation_checkpointing.kind} in groups, not many or a symbol"
-        raise InvalidInput([Problem("model.n_layers", None, rule)])
+    layers = _known_count(spec, f"{recipe.activation_checkpointing.kind} in groups")
     size, dense = group_size(spec, recipe), spec.experts.n_dense_layers if spec.experts is not None else 0
     groups = lcm(period_of(spec), size) // size
     groups = lcm(groups, every)
-    layers = spec.n_layers
     # Groups of leading dense layers, the one that goes over their end, the others, and a last one that is smaller.
     dense = min(dense, layers)
     bounds = sorted({0, dense // size, ceil_div(dense, size), layers // size, ceil_div(layers, size)})

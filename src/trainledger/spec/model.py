@@ -17,6 +17,7 @@ from trainledger.spec.block import (
     Rope,
 )
 from trainledger.spec.frozen import frozen
+from trainledger.spec.mixers import GatedDelta, KimiDelta, Mamba2, Mixer, ShortConv
 from trainledger.spec.parts import part
 from trainledger.spec.setting import setting
 from trainledger.spec.units import round_up
@@ -71,6 +72,19 @@ class ModelSpec:
         "how positions enter", Rope, Learned, Alibi, NoPositions, default=Rope()
     )
     feed_forward: Dense | Experts = part("the MLP of each block", Dense, Experts)
+    mixer: Mixer | None = part(
+        "what some layers have instead of attention or beside it; absent = nothing",
+        Mamba2,
+        GatedDelta,
+        KimiDelta,
+        ShortConv,
+        default=None,
+    )
+    layers: str | None = setting(
+        "the layers in order, a letter each, repeated: A = attention and MLP, R = mixer and MLP, B = both side by side "
+        "and MLP; with one branch: * = attention, M = mixer, - = MLP, E = experts; absent = A for all",
+        None,
+    )
 
     @property
     def latent(self) -> Latent | None:

@@ -213,7 +213,7 @@ class Attention(nn.Module):
     def __init__(self, spec: ModelSpec, kind: LayerKind, implementation: str, dropout: float = 0.0) -> None:
         super().__init__()
         D, K = spec.d_model, spec.head_size
-        self.head_size, self.qk_norm = K, spec.attention.qk_norm
+        self.head_size, self.qk_norm, self.gated = K, spec.attention.qk_norm, spec.attention.gated
         self.interleaved = spec.rope is not None and spec.rope.interleaved
         self.dropout = dropout
         self.cache: LayerCache | None = None
@@ -221,7 +221,7 @@ class Attention(nn.Module):
         self.scores = scores_of(spec, implementation, 0.0)
         self.scores_in_training = scores_of(spec, implementation, dropout)
         self.sinks = nn.Parameter(torch.zeros(spec.attention.n_heads)) if spec.attention.sinks else None
-        self.q_proj = nn.Linear(D, spec.attention.n_heads * K, bias=spec.attention.bias)
+        self.q_proj = nn.Linear(D, spec.attention.n_heads * K * (2 if self.gated else 1), bias=spec.attention.bias)
         self.k_proj = nn.Linear(D, spec.kv_heads * K, bias=spec.attention.bias)
         self.v_proj = nn.Linear(D, spec.kv_heads * K, bias=spec.attention.bias)
         self.o_proj = nn.Linear(spec.attention.n_heads * K, D, bias=spec.output_bias)
@@ -233,7 +233,12 @@ class Attention(nn.Module):
     def forward(self, x_BTD: Tensor, shared: Shared) -> Tensor:
         """Each token's mixture of the values that it sees; [B, T, D] in and out."""
         angles, mask = shared
-        q_BTHK = self._heads(self.q_proj(x_BTD), self.q_norm)
+        q_BTC, gate_BTHK = self.q_proj(x_BTD), None
+        if self.gated:
+            q_BTHK, gate_BTHK = torch.split(heads(q_BTC, 2 * self.head_size), self.head_size, dim=-1)
+            q_BTC = q_BTHK if self.q_norm is None or self.qk_norm == "head" else q_BTHK.flatten(-2)
+        q_BTHK = self._heads(q_BTC, self.q_norm)
+        del q_BTC
         k_BTGK = self._heads(self.k_proj(x_BTD), self.k_norm)
         v_BTGK = heads(self.v_proj(x_BTD), self.head_size)
         if angles is not None:
@@ -243,6 +248,9 @@ class Attention(nn.Module):
             k_BTGK, v_BTGK = self.cache.remember(k_BTGK, v_BTGK)
         scores = self.scores_in_training if self.training else self.scores
         y_BTC = self.attend(q_BTHK, k_BTGK, v_BTGK, mask, scores, self.sinks)
+        if gate_BTHK is not None:
+            y_BTC = y_BTC * gate_BTHK.sigmoid().flatten(-2)
+            del gate_BTHK
         if self.cache is not None and y_BTC.shape[1] == 1:
             y_BTC = y_BTC[:, 0][:, None]  # with the strides of a row, else the matmul would be a batch of small ones
         y_BTD: Tensor = self.o_proj(y_BTC)
@@ -252,7 +260,7 @@ class Attention(nn.Module):
         """[B, T, H K] to heads, normalized: the whole width before they are split, or each of them."""
         if norm is not None and self.qk_norm == "width":
             x_BTC = norm(x_BTC).type_as(x_BTC)
-        x_BTHK = heads(x_BTC, self.head_size)
+        x_BTHK = heads(x_BTC, self.head_size) if x_BTC.dim() == 3 else x_BTC
         if norm is not None and self.qk_norm == "head":
             x_BTHK = norm(x_BTHK).type_as(x_BTHK)
         return x_BTHK
@@ -278,10 +286,9 @@ class LatentAttention(nn.Module):
     def __init__(self, spec: ModelSpec, kind: LayerKind, implementation: str, dropout: float = 0.0) -> None:
         super().__init__()
         assert spec.latent is not None
-        assert spec.rope is not None
         D, H, P, R = spec.d_model, spec.latent.n_heads, spec.latent.q_rank, spec.latent.kv_rank
         self.plain, self.turned, self.value = spec.latent.nope_head_dim, spec.rotary_size, spec.value_size
-        self.rank, self.interleaved = R, spec.rope.interleaved
+        self.rank, self.interleaved = R, spec.rope is not None and spec.rope.interleaved
         self.cache: LayerCache | None = None
         self.attend: Attend = attend
         self.scores = scores_of(spec, implementation, 0.0)
@@ -300,13 +307,11 @@ class LatentAttention(nn.Module):
     def forward(self, x_BTD: Tensor, shared: Shared) -> Tensor:
         """Each token's mixture of the values that it sees; [B, T, D] in and out."""
         angles, mask = shared
-        assert angles is not None
-        q_BTHK = heads(self._queries(x_BTD), self.plain + self.turned)
-        q_BTHK = rotate(q_BTHK, angles, begin=self.plain, interleaved=self.interleaved)
+        q_BTHK = self._turned(heads(self._queries(x_BTD), self.plain + self.turned), angles, begin=self.plain)
         latent_BTR, turning_BTQ = torch.split(self.kv_a_proj_with_mqa(x_BTD), [self.rank, self.turned], dim=-1)
         if self.cache is not None:
             latent_BTR = self.kv_a_layernorm(latent_BTR)
-            k_BT1Q = rotate(turning_BTQ[:, :, None], angles, interleaved=self.interleaved)
+            k_BT1Q = self._turned(turning_BTQ[:, :, None], angles)
             decoding = self.cache.past > 0
             (joint_BS1C,) = self.cache.remember(torch.cat((latent_BTR[:, :, None], k_BT1Q), dim=-1))
             if decoding:
@@ -315,12 +320,16 @@ class LatentAttention(nn.Module):
             k_BTHN, v_BTHW = self._keys_values(latent_BTR)
         else:
             k_BTHN, v_BTHW = self._keys_values(self.kv_a_layernorm(latent_BTR))
-            k_BT1Q = rotate(turning_BTQ[:, :, None], angles, interleaved=self.interleaved)
+            k_BT1Q = self._turned(turning_BTQ[:, :, None], angles)
         k_BTHK = torch.cat((k_BTHN, k_BT1Q.expand(-1, -1, k_BTHN.shape[2], -1)), dim=-1)
         del k_BTHN, k_BT1Q, latent_BTR, turning_BTQ
         scores = self.scores_in_training if self.training else self.scores
         y_BTD: Tensor = self.o_proj(self.attend(q_BTHK, k_BTHK, v_BTHW, mask, scores, None))
         return y_BTD
+
+    def _turned(self, x_BTHK: Tensor, angles: Angles | None, begin: int = 0) -> Tensor:
+        """With rotary positions, where the model has any."""
+        return x_BTHK if angles is None else rotate(x_BTHK, angles, begin=begin, interleaved=self.interleaved)
 
     def _keys_values(self, latent_BTR: Tensor) -> tuple[Tensor, Tensor]:
         """Of normed latents the keys without their turned part, and the values, of all heads."""

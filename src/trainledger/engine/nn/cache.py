@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor, float32, nn
 
 from trainledger.spec.layers import kind_of
 from trainledger.spec.model import ModelSpec
@@ -26,6 +27,10 @@ class LayerCache:
         self.past = 0
         self._next = 0
 
+    @property
+    def tensors(self) -> list[Tensor]:
+        return self.parts_BSGK
+
     def remember(self, *new_BTGK: Tensor) -> Sequence[Tensor]:
         """Write new tokens; what attention reads: these themselves at first, later all that the layer still sees.
 
@@ -42,36 +47,59 @@ class LayerCache:
         return new_BTGK if first else [tensor[:, : min(self.past, self.places)] for tensor in self.parts_BSGK]
 
 
+class MixerCache:
+    """What a mixer keeps of the tokens so far, in fp32: its state, and the last inputs of its convolution."""
+
+    def __init__(self, spec: ModelSpec, batch: int, like: Tensor) -> None:
+        part = spec.mixer
+        assert part is not None
+        sizes = part.sizes(spec.d_model)
+        self.state = like.new_zeros(batch, *sizes.state, dtype=float32) if sizes.state else None
+        self.tail_BWC = like.new_zeros(batch, part.conv_width - 1, sizes.channels, dtype=float32)
+        self.past = 0
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        return [self.tail_BWC] if self.state is None else [self.state, self.tail_BWC]
+
+
 class Cache:
     """The caches of all layers of a model, for ``batch`` sequences of at most ``n_tokens``."""
 
     def __init__(self, spec: ModelSpec, like: Tensor, batch: int, n_tokens: int) -> None:
         """A cache of ``like``'s dtype and device."""
-        windows = [kind_of(spec, layer).window for layer in range(spec.n_layers)]
-        places = [n_tokens if window is None else min(window, n_tokens) for window in windows]
-        self.layers = [LayerCache(heads_of(spec), batch, place, like) for place in places]
+        kinds = [kind_of(spec, layer) for layer in range(spec.n_layers)]
+        places = [n_tokens if kind.window is None else min(kind.window, n_tokens) for kind in kinds]
+        self.layers: list[dict[str, LayerCache | MixerCache]] = [{} for _ in kinds]
+        for layer, kind, place in zip(self.layers, kinds, places, strict=True):
+            if kind.attends:
+                layer["self_attn"] = LayerCache(heads_of(spec), batch, place, like)
+            if kind.mixes:
+                layer["mixer"] = MixerCache(spec, batch, like)
         self.n_tokens = n_tokens
 
     @property
     def past(self) -> int:
         """Tokens of each sequence that are in it."""
-        return self.layers[0].past
+        return max(part.past for layer in self.layers for part in layer.values())
 
     @property
     def nbytes(self) -> int:
-        return sum(part.nbytes for layer in self.layers for part in layer.parts_BSGK)
+        return sum(part.nbytes for layer in self.layers for kept in layer.values() for part in kept.tensors)
 
     @contextmanager
     def used_by(self, blocks: nn.ModuleList) -> Iterator[None]:
-        """Inside, the blocks of a model write their keys and values here."""
-        attentions = [block.self_attn for block in blocks]
-        for attention, layer in zip(attentions, self.layers, strict=True):
-            attention.cache = layer  # type: ignore[union-attr]
+        """Inside, the blocks of a model write their keys, values and states here."""
+        modules: list[tuple[Any, LayerCache | MixerCache]] = []
+        for block, layer in zip(blocks, self.layers, strict=True):
+            modules += [(getattr(block, name), kept) for name, kept in layer.items()]
+        for module, kept in modules:
+            module.cache = kept
         try:
             yield
         finally:
-            for attention in attentions:
-                attention.cache = None  # type: ignore[union-attr]
+            for module, _ in modules:
+                module.cache = None
 
 
 def heads_of(spec: ModelSpec) -> list[tuple[int, int]]:

@@ -2,7 +2,8 @@
 
 Rule: a matrix has deviation 1 / sqrt(fan_in), so that unit input gives unit output; a norm makes the input of
 every branch unit. Routers and stacks of experts follow it too: the fan-in is the last dim. Weights of
-norms begin at one (at zero where the norm multiplies by 1 + its weight), all other vectors at zero.
+norms begin at one (at zero where the norm multiplies by 1 + its weight), those of mixers as their authors have them
+(`vector_start`), all other vectors at zero.
 What reads or follows a matrix changes the rule in five places:
 
 * o_proj and down_proj write into the residual stream, 2 n_layers times in all. Each is divided by
@@ -33,7 +34,7 @@ import torch
 from torch import Tensor, nn
 
 from trainledger.engine.nn.lora import AdaptedLinear
-from trainledger.spec.initialization import TRUNCATION, start_of
+from trainledger.spec.initialization import TRUNCATION, start_of, vector_start
 from trainledger.spec.model import ModelSpec
 
 # The deviation that is left when a standard normal is cut at TRUNCATION.
@@ -73,6 +74,8 @@ def initialize(model: nn.Module, *, seed: int, put: Put = Tensor.copy_, width_fa
                     put(parameter, values)
                 else:
                     layer.store(values, put)
+            elif (start := vector_start(name, parameter.numel())) is not None:
+                put(parameter, torch.tensor(start))
             else:
                 parameter.fill_(float(id(parameter) in norms))
 

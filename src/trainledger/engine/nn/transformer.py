@@ -18,6 +18,7 @@ from trainledger.engine.nn.cache import Cache
 from trainledger.engine.nn.checkpointing import again, own_checkpoints, run_layers
 from trainledger.engine.nn.feed_forward import DROPLESS, MLP, Dispatching, Experts
 from trainledger.engine.nn.loss import HeadLoss, next_token_loss, with_loss
+from trainledger.engine.nn.mixers import mixer_of
 from trainledger.engine.nn.norm import compute_dtype, norm_of
 from trainledger.engine.nn.positions import Angles, Masks, Rotary
 from trainledger.spec.block import Learned
@@ -126,16 +127,20 @@ class Block(nn.Module):
         dispatching: Dispatching,
     ) -> None:
         super().__init__()
-        before, sandwich = spec.norm_place in ("pre", "sandwich"), spec.norm_place == "sandwich"
+        before, after = spec.norm_place in ("pre", "sandwich"), spec.norm_place != "pre"
         self.parallel = spec.block != "serial"
         self.after_add = spec.norm_place == "after-add"
-        self.input_layernorm = norm_of(spec) if before else None
+        mixes = kind.attends or kind.mixes
+        between = kind.feeds if spec.norm_place == "pre" else mixes
+        self.input_layernorm = norm_of(spec) if before and mixes else None
         attend = LatentAttention if spec.latent else Attention
-        self.self_attn = attend(spec, kind, attention, attention_dropout)
-        self.post_attention_layernorm = norm_of(spec) if spec.block != "parallel" else None
-        self.pre_feedforward_layernorm = norm_of(spec) if sandwich else None
-        self.mlp = Experts(spec, dispatching) if kind.experts else MLP(spec, spec.feed_forward.d_ff)
-        self.post_feedforward_layernorm = norm_of(spec) if spec.norm_place != "pre" else None
+        self.self_attn: Any = attend(spec, kind, attention, attention_dropout) if kind.attends else None
+        self.mixer = mixer_of(spec) if kind.mixes else None
+        self.post_attention_layernorm = norm_of(spec) if spec.block != "parallel" and between else None
+        self.pre_feedforward_layernorm = norm_of(spec) if before and after and kind.feeds else None
+        feed = Experts(spec, dispatching) if kind.experts else MLP(spec, spec.feed_forward.d_ff) if kind.feeds else None
+        self.mlp: Any = feed
+        self.post_feedforward_layernorm = norm_of(spec) if after and kind.feeds else None
         self.norm_place = spec.norm_place
         self.dropout = Dropout(dropout)
         self.checkpoint: dict[str, Any] | None = None  # its options, where the whole block is recomputed
@@ -154,8 +159,21 @@ class Block(nn.Module):
             before_mlp, after_attention = self.post_attention_layernorm, None
         else:
             before_mlp, after_attention = self.pre_feedforward_layernorm, self.post_attention_layernorm
-        x_BTD = self._joined(x_BTD, self.self_attn(_normed(self.input_layernorm, x_BTD), shared), after_attention)
+        if self.self_attn is not None or self.mixer is not None:
+            mixed_BTD = self._mixed(_normed(self.input_layernorm, x_BTD), shared)
+            x_BTD = self._joined(x_BTD, mixed_BTD, after_attention)
+            del mixed_BTD
+        if self.mlp is None:
+            return x_BTD
         return self._joined(x_BTD, self.mlp(_normed(before_mlp, x_BTD)), self.post_feedforward_layernorm)
+
+    def _mixed(self, n_BTD: Tensor, shared: Shared) -> Any:
+        """Attention, a mixer, or the sum of both."""
+        a_BTD = None if self.self_attn is None else self.self_attn(n_BTD, shared)
+        m_BTD = None if self.mixer is None else self.mixer(n_BTD)
+        if a_BTD is None or m_BTD is None:
+            return a_BTD if m_BTD is None else m_BTD
+        return a_BTD + m_BTD
 
     def _both(self, x_BTD: Tensor, shared: Shared) -> Tensor:
         """Attention and MLP side by side, through one norm or through two."""
@@ -238,7 +256,8 @@ class Transformer(nn.Module):
 
         def block(kind: LayerKind) -> Block:
             made = Block(spec, kind, attention, dropout, attention_dropout, dispatching)
-            made.self_attn.scores_in_training = replace(made.self_attn.scores_in_training, again=scores_again)
+            if made.self_attn is not None:
+                made.self_attn.scores_in_training = replace(made.self_attn.scores_in_training, again=scores_again)
             return made
 
         self.layers = nn.ModuleList(block(kind) for kind in kinds)
@@ -304,7 +323,7 @@ class Transformer(nn.Module):
         tokens, device = past + n_tokens, x_BTD.device
         masks = self.masks.of_last(tokens, dtype, device) if past else self.masks(tokens, dtype, device, ids_BT)
         kinds = (kind_of(self.spec, layer) for layer in layers)
-        return [(angles[angles_of(self.spec, kind)], masks[kind.window]) for kind in kinds]
+        return [(angles[angles_of(self.spec, kind)], masks.get(kind.window)) for kind in kinds]
 
     def _run_mtp_block(self, block: nn.Module, x_BSD: Tensor) -> Tensor:
         recipe = self.checkpointing

@@ -131,7 +131,8 @@ def _numbers(run: Run) -> dict[str, int]:
 def _patterned(run: Run) -> bool:
     """Whether the number of layers decides which kinds of layers there are, by a pattern longer than the model too."""
     dense = run.model.experts is not None and run.model.experts.n_dense_layers > 0
-    return period_of(run.model) > 1 or dense or len(segments(run.model)) > 1
+    listed = dense or run.model.layers is not None
+    return listed or period_of(run.model) > 1 or len(segments(run.model)) > 1
 
 
 def _account(run: Run, numbers: Mapping[str, int], names: Iterable[str], backend: str, stage: int) -> Symbolic:

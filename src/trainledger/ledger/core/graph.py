@@ -245,6 +245,7 @@ def component_of(name: str) -> str:
         ("shared_experts", "shared experts"),
         ("shared_expert_gate", "shared experts"),
         ("self_attn", "attention"),
+        ("mixer", "mixers"),
     )
     return next((component for part, component in named if part in module), "mlp")
 

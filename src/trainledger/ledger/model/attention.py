@@ -42,6 +42,7 @@ class KVCache:
 
     kinds: tuple[LayersCache, ...]
     format: str
+    state_nbytes: Int = 0  # of a sequence in all mixers, however long it is
 
     def token_nbytes(self) -> Int:
         """Bytes that one more token takes while every layer still keeps all tokens."""
@@ -54,7 +55,8 @@ class KVCache:
         >>> kv_cache(model("llama-2-7b"), "bf16").nbytes(1, 1), kv_cache(model("deepseek-v3"), "bf16").nbytes(1, 1)
         (524288, 70272)
         """
-        return sum(batch * kind.places(context) * kind.layers * self._one(kind) for kind in self.kinds)
+        kept = sum(batch * kind.places(context) * kind.layers * self._one(kind) for kind in self.kinds)
+        return kept + batch * self.state_nbytes
 
     def _one(self, kind: LayersCache) -> Int:
         format = CACHE_FORMATS[self.format]
@@ -71,8 +73,18 @@ def heads_of(spec: ModelSpec) -> tuple[tuple[Int, Int], ...]:
 
 def kv_cache(spec: ModelSpec, format: str = "bf16") -> KVCache:
     """The cache of a model, layer by layer kind."""
-    counts = added((kind.window, segment.count) for segment in segments(spec) for kind in segment.kinds)
-    return KVCache(tuple(LayersCache(count, window, heads_of(spec)) for window, count in counts.items()), format)
+    layers = [(kind, segment.count) for segment in segments(spec) for kind in segment.kinds]
+    counts = added((kind.window, count) for kind, count in layers if kind.attends)
+    caches = tuple(LayersCache(count, window, heads_of(spec)) for window, count in counts.items())
+    return KVCache(caches, format, sum(count * kind.mixes for kind, count in layers) * state_nbytes(spec))
+
+
+def state_nbytes(spec: ModelSpec) -> Int:
+    """Bytes of a sequence in a layer's mixer, in fp32: its state, and the last inputs of its convolution."""
+    if spec.mixer is None:
+        return 0
+    sizes = spec.mixer.sizes(spec.d_model)
+    return 4 * (sizes.state_size + (spec.mixer.conv_width - 1) * sizes.channels)
 
 
 Heads = tuple[tuple[Int, Int], ...]
@@ -142,23 +154,33 @@ def attention(tape: Tape, sizes: Sizes, leaves: BlockLeaves, x: Array, shared: S
     D, H, G, K = spec.d_model, spec.attention.n_heads, spec.kv_heads, spec.head_size
     angles, mask = shared
 
-    def heads(name: str, count: Int, *, normed: bool) -> Array:
-        y = project(tape, sizes, leaves, f"{name}_proj", x, D, count * K)
-        if not normed or spec.attention.qk_norm is None:
+    def normed(name: str, count: Int, y: Array) -> Array:
+        if spec.attention.qk_norm is None:
             return y
         per, width = (1, count * K) if spec.attention.qk_norm == "width" else (count, K)
         normal = norm(tape, sizes, y, leaves.named, f"self_attn.{name}_norm", rows=rows * per, width=width)
         return op.cast(tape, normal, y.dtype)
 
-    q = heads("q", H, normed=True)
-    k = heads("k", G, normed=True)
-    v = heads("v", G, normed=False)
+    gate = None
+    if spec.attention.gated:
+        both = project(tape, sizes, leaves, "q_proj", x, D, 2 * H * K)
+        q, gate = op.parts(tape, both, [rows * H * K, rows * H * K])
+        del both
+        q = op.contiguous(tape, q, forward=spec.attention.qk_norm == "width", backward=False)
+        q = normed("q", H, q)
+    else:
+        q = normed("q", H, project(tape, sizes, leaves, "q_proj", x, D, H * K))
+    k = normed("k", G, project(tape, sizes, leaves, "k_proj", x, D, G * K))
+    v = project(tape, sizes, leaves, "v_proj", x, D, G * K)
     if angles is not None:
         q = rotate(tape, sizes, q, H, angles, after=K - spec.rotary_size)
         k = rotate(tape, sizes, k, G, angles, after=K - spec.rotary_size)
     if sizes.cache is not None:
         k, v = remember(tape, sizes, leaves.kind.window, ((G, K), (G, K)), (k, v))
     y = attend(tape, sizes, leaves, q, k, v, mask)
+    if gate is not None:
+        y = op.multiply(tape, y, op.sigmoid(tape, gate))
+    del gate
     return project(tape, sizes, leaves, "o_proj", y, H * K, D)
 
 
@@ -192,12 +214,12 @@ def latent_attention(tape: Tape, sizes: Sizes, leaves: BlockLeaves, x: Array, sh
     """Attention whose keys and values come from one latent."""
     spec, rows = sizes.spec, sizes.rows
     angles, mask = shared
-    assert angles is not None
     assert spec.latent is not None
     D, H, W, Q = spec.d_model, spec.latent.n_heads, spec.value_size, spec.rotary_size
     R, N = spec.latent.kv_rank, spec.latent.nope_head_dim
     q = _queries(tape, sizes, leaves, x)
-    q = rotate(tape, sizes, q, H, angles, before=N)
+    if angles is not None:
+        q = rotate(tape, sizes, q, H, angles, before=N)
     joint = project(tape, sizes, leaves, "kv_a_proj_with_mqa", x, D, R + Q)
     latent, turning = op.parts(tape, joint, [rows * R, rows * Q])
     del joint
@@ -207,7 +229,7 @@ def latent_attention(tape: Tape, sizes: Sizes, leaves: BlockLeaves, x: Array, sh
     kv = project(tape, sizes, leaves, "kv_b_proj", kv, R, H * (N + W))
     plain, v = op.parts(tape, kv, [rows * H * N, rows * H * W])
     del kv
-    turned = rotate(tape, sizes, turning, 1, angles)
+    turned = turning if angles is None else rotate(tape, sizes, turning, 1, angles)
     k = op.concatenate(tape, (plain, broadcast(tape, turned, rows * H * Q, same=is_one(H))))
     del plain, turned, latent, turning
     y = attend(tape, sizes, leaves, q, k, v, mask)
@@ -215,8 +237,8 @@ def latent_attention(tape: Tape, sizes: Sizes, leaves: BlockLeaves, x: Array, sh
 
 
 def _remembering(
-    tape: Tape, sizes: Sizes, leaves: BlockLeaves, q: Array, latent: Array, turning: Array, angles: Angles,
-    mask: Array | None,
+    tape: Tape, sizes: Sizes, leaves: BlockLeaves, q: Array, latent: Array, turning: Array,
+    angles: Angles | None, mask: Array | None,
 ) -> Array:  # fmt: skip
     """The same with a cache, of which one query reads the latents alone."""
     spec, rows = sizes.spec, sizes.rows
@@ -224,7 +246,7 @@ def _remembering(
     H, W, Q = spec.latent.n_heads, spec.value_size, spec.rotary_size
     R, N = spec.latent.kv_rank, spec.latent.nope_head_dim
     latent = _normed(tape, sizes, leaves, "kv_a_layernorm", latent, R)
-    turned = rotate(tape, sizes, turning, 1, angles)
+    turned = turning if angles is None else rotate(tape, sizes, turning, 1, angles)
     new = op.concatenate(tape, (latent, turned))
     (seen,) = remember(tape, sizes, leaves.kind.window, ((1, R + Q),), (new,))
     if sizes.cached_tokens is not None:

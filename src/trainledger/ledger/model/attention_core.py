@@ -332,7 +332,7 @@ def held_masks(sizes: Sizes, masks: Masks, recipe: Recipe) -> tuple[Array, ...]:
     """Those kept for backward: a fused kernel reads them again, and so does a recomputed block."""
     read = list(masks.values())
     if written_out_here(sizes):
-        windows = {layer_kind.window for layer_kind in kinds_again(sizes.spec, recipe)}
+        windows = {layer_kind.window for layer_kind in kinds_again(sizes.spec, recipe) if layer_kind.attends}
         read = [mask for window, mask in masks.items() if window in windows]
     return tuple({id(array): array for array in read if array is not None}.values())
 

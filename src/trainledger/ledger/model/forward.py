@@ -19,6 +19,8 @@ from trainledger.ledger.memory.checkpointing import Offload, checkpointed, recom
 from trainledger.ledger.model.attention import Angles, Shared, attention, latent_attention
 from trainledger.ledger.model.attention_core import Masks, held_masks, masks
 from trainledger.ledger.model.feed_forward import experts, mlp
+from trainledger.ledger.model.mixers import mix
+from trainledger.ledger.model.parameters import NORMS
 from trainledger.ledger.ops import operations as op
 from trainledger.ledger.ops.loss import (
     cross_entropy,
@@ -42,17 +44,6 @@ from trainledger.spec.model import ModelSpec
 from trainledger.spec.recipe import Recipe
 from trainledger.spec.savings import Selective
 
-# The norms before and after each of the two branches of a serial block.
-NORMS: dict[str, tuple[tuple[str | None, str | None], tuple[str | None, str | None]]] = {
-    "pre": (("input_layernorm", None), ("post_attention_layernorm", None)),
-    "post": ((None, "post_attention_layernorm"), (None, "post_feedforward_layernorm")),
-    "after-add": ((None, "post_attention_layernorm"), (None, "post_feedforward_layernorm")),
-    "sandwich": (
-        ("input_layernorm", "post_attention_layernorm"),
-        ("pre_feedforward_layernorm", "post_feedforward_layernorm"),
-    ),
-}
-
 
 def block(tape: Tape, sizes: Sizes, leaves: BlockLeaves, x: Array, shared: Shared) -> Array:
     """One of the model's layers."""
@@ -65,18 +56,15 @@ def compose(tape: Tape, sizes: Sizes, leaves: BlockLeaves, x: Array, shared: Sha
     spec = sizes.spec
     if spec.block != "serial":
         return _both(tape, sizes, leaves, x, shared)
-    (before_attention, after_attention), (before_mlp, after_mlp) = NORMS[spec.norm_place]
-    x = _joined(
-        tape,
-        sizes,
-        leaves,
-        x,
-        _attend(tape, sizes, leaves, _normed(tape, sizes, x, leaves, before_attention), shared),
-        after_attention,
-    )
-    return _joined(
-        tape, sizes, leaves, x, _feed(tape, sizes, leaves, _normed(tape, sizes, x, leaves, before_mlp)), after_mlp
-    )
+    kind, (first, second) = leaves.kind, NORMS[spec.norm_place]
+    if kind.attends or kind.mixes:
+        mixed = _mix(tape, sizes, leaves, _normed(tape, sizes, x, leaves, first[0]), shared)
+        x = _joined(tape, sizes, leaves, x, mixed, first[1])
+        del mixed
+    if not kind.feeds:
+        return x
+    fed = _feed(tape, sizes, leaves, _normed(tape, sizes, x, leaves, second[0]))
+    return _joined(tape, sizes, leaves, x, fed, second[1])
 
 
 def _both(tape: Tape, sizes: Sizes, leaves: BlockLeaves, x: Array, shared: Shared) -> Array:
@@ -97,6 +85,16 @@ def _joined(tape: Tape, sizes: Sizes, leaves: BlockLeaves, x: Array, branch: Arr
 
 def _normed(tape: Tape, sizes: Sizes, x: Array, leaves: BlockLeaves, name: str | None) -> Array:
     return x if name is None else norm(tape, sizes, x, leaves.named, name)
+
+
+def _mix(tape: Tape, sizes: Sizes, leaves: BlockLeaves, x: Array, shared: Shared) -> Array:
+    """What a block mixes tokens by: attention, a mixer, or the sum of both."""
+    if not leaves.kind.mixes:
+        return _attend(tape, sizes, leaves, x, shared)
+    attended = _attend(tape, sizes, leaves, x, shared) if leaves.kind.attends else None
+    with tape.at("mixer"):
+        mixed = mix(tape, sizes, leaves, x)
+    return mixed if attended is None else op.add(tape, attended, mixed)
 
 
 def _attend(tape: Tape, sizes: Sizes, leaves: BlockLeaves, x: Array, shared: Shared) -> Array:
@@ -129,7 +127,9 @@ def run_layers(
         """A function that runs these blocks: it keeps only what they share with others of their kind."""
         names = [angles_of(sizes.spec, block_leaves.kind) for block_leaves in blocks]
         turned = [None if name is None else angles[name] for name in names]
-        shared = [(some, masks[block_leaves.kind.window]) for block_leaves, some in zip(blocks, turned, strict=True)]
+        shared = [
+            (some, masks.get(block_leaves.kind.window)) for block_leaves, some in zip(blocks, turned, strict=True)
+        ]
         return partial(_run, tape, sizes, tuple(zip(blocks, shared, strict=True)))
 
     first = [x]  # no name here keeps it alive while the blocks run
@@ -332,7 +332,7 @@ def _held(sizes: Sizes, angles: dict[str, Angles], seen: Masks, recipe: Recipe) 
     """The rotary angles and masks that are kept for backward."""
     kinds = kinds_that_learn(sizes.spec, recipe)
     names = {angles_of(sizes.spec, kind) for kind in kinds}
-    windows = {kind.window for kind in kinds}
+    windows = {kind.window for kind in kinds if kind.attends}
     read = {window: mask for window, mask in seen.items() if window in windows}
     turning = chain(*(angle for name, angle in angles.items() if name in names))
     return (*turning, *held_masks(sizes, read, recipe))
@@ -361,7 +361,7 @@ def _shared(tape: Tape, sizes: Sizes, kind: LayerKind) -> Shared:
     angles = all_angles(tape, sizes)
     seen = masks(tape, sizes, windows_of(sizes.spec))
     name = angles_of(sizes.spec, kind)
-    return None if name is None else angles[name], seen[kind.window]
+    return None if name is None else angles[name], seen.get(kind.window)
 
 
 def all_angles(tape: Tape, sizes: Sizes) -> dict[str, Angles]:

@@ -21,6 +21,7 @@ from trainledger.ledger.ops.adapters import adapt
 from trainledger.spec.block import Learned
 from trainledger.spec.frozen import frozen
 from trainledger.spec.layers import LayerKind, LayerRun, last_kind, layer_runs, segments
+from trainledger.spec.mixers import DELTA_CHUNK, GatedDelta, KimiDelta, Mamba2
 from trainledger.spec.model import ModelSpec
 from trainledger.spec.recipe import Recipe
 
@@ -65,28 +66,60 @@ def mtp_modules(spec: ModelSpec) -> Named:
         yield from _inside(f"mtp.{index}", mtp_module(spec, last_kind(spec)))
 
 
+# The norms before and after each of the two branches of a block.
+NORMS: dict[str, tuple[tuple[str | None, str | None], tuple[str | None, str | None]]] = {
+    "pre": (("input_layernorm", None), ("post_attention_layernorm", None)),
+    "post": ((None, "post_attention_layernorm"), (None, "post_feedforward_layernorm")),
+    "after-add": ((None, "post_attention_layernorm"), (None, "post_feedforward_layernorm")),
+    "sandwich": (
+        ("input_layernorm", "post_attention_layernorm"),
+        ("pre_feedforward_layernorm", "post_feedforward_layernorm"),
+    ),
+}
+
+
 def block(spec: ModelSpec, kind: LayerKind) -> Named:
     """The parameters of one block."""
-    D = spec.d_model
-    attend = latent_attention(spec) if spec.latent else attention(spec)
-    feed = experts(spec) if kind.experts else mlp(spec, spec.feed_forward.d_ff)
-    if spec.norm_place in ("pre", "sandwich"):
-        yield from _norm(spec, "input_layernorm", D)
-    yield from _inside("self_attn", attend)
-    if spec.block != "parallel":
-        yield from _norm(spec, "post_attention_layernorm", D)
-    if spec.norm_place == "sandwich":
-        yield from _norm(spec, "pre_feedforward_layernorm", D)
-    yield from _inside("mlp", feed)
-    if spec.norm_place != "pre":
-        yield from _norm(spec, "post_feedforward_layernorm", D)
+    first, second = NORMS[spec.norm_place]
+    if kind.attends or kind.mixes:
+        yield from _norms(spec, first[:1])
+        if kind.attends:
+            yield from _inside("self_attn", latent_attention(spec) if spec.latent else attention(spec))
+        if kind.mixes:
+            yield from _inside("mixer", mixer(spec))
+        yield from _norms(spec, first[1:])
+    if kind.feeds:
+        yield from _norms(spec, second[:1] if spec.block != "parallel" else ())
+        yield from _inside("mlp", experts(spec) if kind.experts else mlp(spec, spec.feed_forward.d_ff))
+        yield from _norms(spec, second[1:])
+
+
+def _norms(spec: ModelSpec, names: Iterable[str | None]) -> Named:
+    for name in names:
+        if name is not None:
+            yield from _norm(spec, name, spec.d_model)
+
+
+def mixer(spec: ModelSpec) -> Named:
+    """What mixes tokens without attention."""
+    part, D = spec.mixer, spec.d_model
+    assert part is not None
+    sizes = part.sizes(D)
+    yield from ((name, (size,)) for name, size in sizes.vectors)
+    yield from _linear("in_proj", sum(width for _, width in sizes.inward), D, part.bias)
+    yield from _linear("conv", sizes.channels, part.conv_width, part.conv_bias)
+    for name, d_in, d_out in sizes.raised:
+        yield from _linear(name, d_out, d_in, False)
+    if sizes.norm:
+        yield "norm.weight", (sizes.norm,)
+    yield from _linear("out_proj", D, sizes.outward, part.bias)
 
 
 def attention(spec: ModelSpec) -> Named:
     """Multi-head, grouped-query and multi-query attention."""
     D, H, G, K, W = spec.d_model, spec.attention.n_heads, spec.kv_heads, spec.head_size, spec.value_size
     yield from parameters_of_scores(spec)
-    yield from _linear("q_proj", H * K, D, spec.attention.bias)
+    yield from _linear("q_proj", 2 * H * K if spec.attention.gated else H * K, D, spec.attention.bias)
     yield from _linear("k_proj", G * K, D, spec.attention.bias)
     yield from _linear("v_proj", G * W, D, spec.attention.bias)
     yield from _linear("o_proj", D, H * W, spec.output_bias)
@@ -269,6 +302,7 @@ def _leaves(named: Iterable[tuple[str, Shape]], recipe: Recipe | None) -> dict[s
     return leaves if recipe is None or recipe.lora is None else adapt(leaves, recipe.lora)
 
 
+SCANS = "scans of mixers"
 SCORES = "attention scores"  # queries times keys, and probabilities times values
 _LOOKED_UP = ("embedding", "positions", "norms")  # no matmuls
 
@@ -297,6 +331,8 @@ def _forward_flops(spec: ModelSpec, tokens: Int, attention: str) -> Iterator[tup
     for segment in segments(spec):
         for kind in segment.kinds:
             yield SCORES, segment.count * _scores(spec, kind, tokens, attention)
+            if kind.mixes:
+                yield SCANS, segment.count * scan_flops(spec, 1, tokens)
     for index in range(spec.n_mtp_layers):
         left, module = tokens - 2 - index, f"mtp.{index}."
         named = [(name, shape) for name, shape in mtp_modules(spec) if name.startswith(module)]
@@ -316,6 +352,19 @@ def _matmul(spec: ModelSpec, name: str, shape: tuple[Int, ...], tokens: Int) -> 
     return rules.matmul_flops(tokens, d_out, d_in)
 
 
+def scan_flops(spec: ModelSpec, batch: Int, tokens: Int) -> Int:
+    """FLOPs of the matmuls inside of a mixer's scan over so many tokens; 0 of a convolution alone."""
+    part = spec.mixer
+    if isinstance(part, Mamba2):
+        sizes = (part.n_heads, part.n_groups, part.head_dim, part.state)
+        return rules.state_space_flops(batch, tokens, *sizes, part.chunk)
+    if isinstance(part, GatedDelta | KimiDelta):
+        return rules.delta_rule_flops(batch, tokens, part.n_heads, part.key_dim, part.value_dim, DELTA_CHUNK)
+    return 0
+
+
 def _scores(spec: ModelSpec, kind: LayerKind, tokens: Int, attention: str) -> Int:
+    if not kind.attends:
+        return 0
     keys = rules.keys_seen(tokens, kind.window if attention == "flash" else None)
     return rules.attention_flops(1, spec.attention.n_heads, tokens, keys, spec.head_size, spec.value_size)

@@ -12,6 +12,7 @@ from trainledger.spec.rules.model import nearest_divisor
 from trainledger.spec.run import Run
 
 BESIDE_ANOTHER = ("interleaved", "zero-bubble")  # Megatron Core's; and the one that is nearest to DualPipe
+_NOT_SPLIT = "a mixer (model.mixer) is not split over such ranks yet"
 _NEEDED = {
     "tensor": "only what sequence-parallel ranks gather and scatter is cut into parts; set layout.sequence_parallel",
     "input-gradients": "only tensor ranks have gradients of inputs to add up; set layout.tensor",
@@ -230,6 +231,8 @@ def _context(run: Run) -> Iterator[Problem]:
             rule = f"must divide the {heads} key-value heads of a tensor rank, which all-to-all splits"
             yield Problem("layout.context", ranks, rule, nearest_divisor(gcd(heads, recipe.seq_len), ranks))
     spec = run.model
+    if spec.mixer is not None:
+        yield Problem("layout.context", ranks, f"{_NOT_SPLIT}; layout.shard, pipeline and expert spread it", 1)
     windows = spec.attention.window is not None or spec.positions.kind == "alibi"
     if not recipe.precision.low and (windows or spec.attention.custom_scores):
         has = spec.attention.custom_scores or "windows or ALiBi"
@@ -301,6 +304,8 @@ def tensor_problems(run: Run) -> Iterator[Problem]:
         if run.recipe.loss.kind == "compiled":
             rule = "tensor ranks each compute the loss over their columns, which is not accounted for when compiled"
         yield Problem("recipe.loss", run.recipe.loss.kind, rule, "full")
+    if spec.mixer is not None:
+        yield Problem("layout.tensor", ranks, f"{_NOT_SPLIT}; layout.shard, pipeline and expert spread it", 1)
     if spec.attention.qk_norm == "width":
         yield Problem("layout.tensor", ranks, "norms over the width of all heads (qk_norm) cannot be split by heads", 1)
 

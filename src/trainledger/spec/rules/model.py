@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from math import isqrt
 
 from trainledger.spec.block import Experts, Latent, LayerNorm, Linear, LongRope, MultiHead, Rope, Yarn
-from trainledger.spec.layers import period_of
+from trainledger.spec.layers import ATTENDS, FEEDS, MIXES, period_of
+from trainledger.spec.mixers import GatedDelta, Mamba2
 from trainledger.spec.model import ModelSpec
 from trainledger.spec.problem import Problem
 
@@ -24,6 +25,8 @@ def model_problems(spec: ModelSpec) -> Iterator[Problem]:
         yield from _latent(spec, spec.attention)
     else:
         yield from _heads(spec, spec.attention)
+    if spec.mixer is not None or spec.layers is not None:
+        yield from _mixed(spec)
     if isinstance(spec.positions, Rope):
         yield from _rope(spec, spec.positions)
     if spec.feed_forward.activation == "clamped_swish" and not spec.feed_forward.gated:
@@ -36,6 +39,30 @@ def model_problems(spec: ModelSpec) -> Iterator[Problem]:
             f"repeats after {period_of(spec):,} layers; at most {LONGEST_PATTERN:,} kinds of layers are distinguished"
         )
         yield Problem("model's pattern of layers", None, rule)
+
+
+def _mixed(spec: ModelSpec) -> Iterator[Problem]:
+    """Layers that are not all attention and MLP."""
+    layers, mixer, at = spec.layers or "", spec.mixer, "model.mixer"
+    if unknown := set(layers) - {*ATTENDS, *MIXES, *FEEDS}:
+        rule = f"has the letter {min(unknown)!r}; known are A, R, B, *, M, - and E"
+        yield Problem("model.layers", spec.layers, rule, "".join(letter for letter in layers if letter not in unknown))
+    elif not set(layers) & ATTENDS:
+        yield Problem("model.layers", spec.layers, "has no layer with attention (A, B or *)", f"{layers}A")
+    if mixer is None and set(layers) & MIXES:
+        yield Problem(at, None, f"is missing: layers {layers[:20]!r} have one", "mamba-2")
+    elif mixer is not None and not set(layers) & MIXES:
+        yield Problem("model.layers", spec.layers, "has no layer with the mixer (R, B or M)", "RRRA")
+    if "E" in layers and spec.experts is None:
+        yield Problem("model.feed_forward", spec.feed_forward.kind, "layers E have experts", "experts")
+    if spec.block != "serial":
+        yield Problem("model.block", spec.block, "cannot be combined with model.layers", "serial")
+    if isinstance(mixer, Mamba2) and mixer.n_heads % mixer.n_groups:
+        near = nearest_divisor(mixer.n_heads, mixer.n_groups)
+        yield Problem(f"{at}.n_groups", mixer.n_groups, f"must divide n_heads = {mixer.n_heads}", near)
+    if isinstance(mixer, GatedDelta) and mixer.n_heads % mixer.n_key_heads:
+        near = nearest_divisor(mixer.n_heads, mixer.n_key_heads)
+        yield Problem(f"{at}.n_key_heads", mixer.n_key_heads, f"must divide n_heads = {mixer.n_heads}", near)
 
 
 def _heads(spec: ModelSpec, heads: MultiHead) -> Iterator[Problem]:
@@ -62,8 +89,9 @@ def _heads(spec: ModelSpec, heads: MultiHead) -> Iterator[Problem]:
 def _latent(spec: ModelSpec, latent: Latent) -> Iterator[Problem]:
     if latent.rope_head_dim % 2:
         yield Problem("model.attention.rope_head_dim", latent.rope_head_dim, _ODD, latent.rope_head_dim + 1)
+    if spec.positions.kind in ("learned", "alibi"):
+        yield Problem("model.positions", spec.positions.kind, "latent attention has rotary positions or none", "rope")
     if spec.rope is None:
-        yield Problem("model.positions", spec.positions.kind, "latent attention has rotary positions", "rope")
         return
     for name in ("dim", "skip_every"):
         value = getattr(spec.rope, name)

@@ -31,6 +31,9 @@ def run_problems(run: Run) -> Iterator[Problem]:
     yield from _maximal_update(run)
     yield from _tiles(run)
     yield from _experts(run)
+    if run.model.mixer is not None and run.recipe.compile:
+        rule = "compiled blocks with a mixer (model.mixer) are not accounted for"
+        yield Problem("recipe.compile", True, rule, False)
     if run.recipe.seq_len > run.model.max_seq_len:
         rule = f"is longer than model.max_seq_len = {run.model.max_seq_len}"
         yield Problem("recipe.seq_len", run.recipe.seq_len, rule, run.model.max_seq_len)
@@ -339,6 +342,9 @@ def document_problems(run: Run) -> Iterator[Problem]:
     if run.recipe.attention == "flash":
         rule = "PyTorch's flash kernel has no mask here, which recipe.documents = masked needs"
         yield Problem("recipe.attention", "flash", rule, "sdpa")
+    if run.model.mixer is not None:
+        rule = "masks attention alone: the state of a mixer (model.mixer) goes on into the next document"
+        yield Problem("recipe.documents", run.recipe.documents, rule, "none")
     if run.model.n_mtp_layers:
         rule = "predict further tokens, which may be of the next document: recipe.documents = masked excludes them"
         yield Problem("model.n_mtp_layers", run.model.n_mtp_layers, rule, 0)

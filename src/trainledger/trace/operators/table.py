@@ -16,7 +16,7 @@ from torch._ops import OpOverload
 from trainledger.ledger import rules
 from trainledger.ledger.optimizers.update_rules import UPDATE_FLOPS_PER_PARAMETER
 from trainledger.trace.fakes import results
-from trainledger.trace.operators import matmuls
+from trainledger.trace.operators import matmuls, scans
 from trainledger.trace.operators.custom import CUSTOM, Count, Operator, registered_with_torch
 from trainledger.trace.operators.scratch import SCRATCH
 from trainledger.trace.patches import Args
@@ -83,6 +83,7 @@ _RULES: dict[str, tuple[str, Count]] = {
         f"aten::_embedding_bag{each}": ("embedding", lambda args, out: args[1].numel() * args[0].shape[1])
         for each in ("", "_forward_only")
     },
+    **scans.RULES,
     **matmuls.FACTORIZATIONS,
     **matmuls.RULES,
     **{
@@ -122,7 +123,7 @@ def _known(func: OpOverload) -> Operator:
         if kind == "attention":
             shape = matmuls.attention_shape(func, 1 if "backward" in name else 0)
         assumed = kind in ("norm", "softmax") or schema in _ASSUMED
-        share = matmuls.MODEL_FLOPS.get(schema)
+        share = {**matmuls.MODEL_FLOPS, **scans.MODEL_FLOPS}.get(schema)
         return Operator(name, kind, flops, share, assumed=assumed, shape=shape, scratch=scratch)
     if library in _SENDS:
         return Operator(name, "collective", _none)
