@@ -155,14 +155,13 @@ def _repeats(kinds: list[LayerKind]) -> Iterator[Segment]:
     """The layers as runs of repeated patterns: from each place on the pattern that most layers follow."""
     first = 0
     while first < len(kinds):
-        best, covered = 1, 0
+        best, covered = 1, 1
         for size in range(1, min(LONGEST_REPEATED, len(kinds) - first) + 1):
             pattern, count = kinds[first : first + size], 1
             while kinds[first + count * size : first + (count + 1) * size] == pattern:
                 count += 1
             if count > 1 and count * size > covered:
                 best, covered = size, count * size
-        covered = covered or 1
         yield Segment(tuple(kinds[first : first + best]), covered // best)
         first += covered
 
@@ -369,8 +368,7 @@ def _runs(spec: ModelSpec, recipe: Recipe) -> tuple[LayerRun, ...]:
         return tuple(_alike(segment, is_again(recipe, 0)) for segment in segments(spec))
     layers = _known_count(spec, f"{recipe.activation_checkpointing.kind} in groups")
     size, dense = group_size(spec, recipe), spec.experts.n_dense_layers if spec.experts is not None else 0
-    groups = lcm(period_of(spec), size) // size
-    groups = lcm(groups, every)
+    groups = lcm(lcm(period_of(spec), size) // size, every)
     # Groups of leading dense layers, the one that goes over their end, the others, and a last one that is smaller.
     dense = min(dense, layers)
     bounds = sorted({0, dense // size, ceil_div(dense, size), layers // size, ceil_div(layers, size)})
