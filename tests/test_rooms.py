@@ -149,18 +149,18 @@ CEILINGS: dict[str, tuple[int, int, int]] = {
     "answers": (80, 11117, 1322),
     "catalog": (3, 251, 22),
     "cli": (14, 2031, 331),
-    "engine": (66, 9864, 1065),
-    "forecast": (56, 9646, 855),
-    "ledger": (46, 7134, 533),
+    "engine": (68, 10151, 1083),
+    "forecast": (56, 9647, 855),
+    "ledger": (47, 7307, 546),
     "observe": (40, 5850, 628),
     "report": (13, 1717, 145),
-    "spec": (47, 7642, 430),
+    "spec": (48, 7839, 437),
     "tensors": (10, 1946, 108),
-    "trace": (50, 9148, 760),
+    "trace": (51, 9180, 765),
     "web": (28, 3962, 496),
 }
 # Of the whole: files, lines, ``fmt: skip``, short files with a single importer in their folder.
-MOST_FILES, MOST_LINES, MOST_SKIPS, MOST_LONE = 455, 98900, 152, 1
+MOST_FILES, MOST_LINES, MOST_SKIPS, MOST_LONE = 460, 99895, 155, 3
 
 
 @pytest.mark.parametrize("room", CEILINGS)
@@ -228,7 +228,7 @@ def lines_of(paths: Iterable[Path]) -> int:
     return sum(path.read_text(encoding="utf-8").count("\n") for path in paths)
 
 
-MOST_TEST_LINES = 71_905
+MOST_TEST_LINES = 72_129
 
 
 def test_tests_keep_below_their_ceiling() -> None:
