@@ -21,6 +21,7 @@ from trainledger.ledger.optimizers.states import (
     read_overflow,
     round_back,
     set_formats,
+    stand_ins_nbytes,
     state_nbytes,
     unscale,
 )
@@ -184,6 +185,7 @@ def resident_of(rank: RankPlan, works: tuple[Work, ...], owned: ModelLeaves, tok
         ("batch", batch_nbytes(rank) if recipe.of_megatron else _given(recipe, tokens)),
         ("communication", 0 if recipe.of_megatron else bucket_nbytes(rank, owned, precision.gradients)),
         ("buffers", _buffers(rank, works) + sum(work.copies_nbytes for work in works)),
+        ("stand-ins of gradients", stand_ins_nbytes((work.leaves for work in works), precision.parameters)),
     ]
     offload = rank.offload(works[0].tape.backend)
     # The host's processor updates weights in its own memory: a master copy, where the precision has none.

@@ -274,6 +274,11 @@ class Recipe:
         None,
         choices=OFFLOADS,
     )
+    gradient_fusion: bool = setting(
+        "matmuls of linear layers add up weight gradients in the fp32 buffers (Megatron-LM's "
+        "--gradient-accumulation-fusion, its default); Transformer Engine then keeps a stand-in of each weight shape",
+        False,
+    )
     lora: Lora | None = part("adapters on frozen weights; absent = all weights are trained", Lora, default=None)
 
     optimizer: Optimizer = part("optimizer", *OPTIMIZERS.values(), default=AdamW())

@@ -88,7 +88,8 @@ class Leaf:
     format it is held in; while there is a ``copy`` in another (`operations.gathered`), that is what is read.
     ``buffer`` is a gradient that is there all the time and is added to. ``linear`` is a linear layer's own way to
     multiply with it (`ops.linear`); ``float8`` says that the matmul is one in 8 or 4 bits, ``keeps_copy`` that its
-    backward gets the input's low copy. ``whole`` is the shape of which a rank's rows are a part.
+    backward gets the input's low copy, ``fused`` that its gradient is added up by its matmul. ``whole`` is the shape of
+    which a rank's rows are a part.
     """
 
     def __init__(
@@ -104,7 +105,7 @@ class Leaf:
         self.dtype = "fp32"
         self.copy: Array | None = None
         self.buffer: Array | None = None
-        self.float8 = self.keeps_copy = False
+        self.float8 = self.keeps_copy = self.fused = False
         self.linear: Callable[..., Array] | None = None
         self.arrived = 0
         self.pending: Array | None = None

@@ -94,6 +94,7 @@ class Recording:
         self.hooks = tuple(hooks)
         self._category = ""
         self.on_host = False  # operations run on the host's processor, in its memory
+        self._into: Array | None = None
         self._block: BlockRun | None = None  # that runs
         self._casts: dict[int, Array] = {}
         self._live: dict[int, Storage] = {}
@@ -109,6 +110,10 @@ class Recording:
             yield
         finally:
             vars(self).update(before)
+
+    def gradient_of(self, leaf: Leaf) -> AbstractContextManager[None]:
+        """Matmuls inside make a weight's gradient, or (a `Leaf.fused`) add it up in its buffer and make no array."""
+        return self._inside(_into=leaf.buffer if leaf.fused else None)
 
     def at(self, path: str) -> AbstractContextManager[None]:
         """Operations inside belong to this module path."""
@@ -194,6 +199,10 @@ class Recording:
             known = hook.recall(name)
             if known is not None:
                 return known
+        into = self._into if kind == "matmul" else None
+        if into is not None:
+            ((elements, dtype),) = makes
+            changes, makes = (into,), ()
         if category is None:
             of_loss = self.path == "loss" or self.path.endswith(".loss")
             category = self._category or ("logits and loss" if of_loss else "scratch")
@@ -212,14 +221,14 @@ class Recording:
             model_flops=0 if self.phase == "recompute" else model_flops,
             read=0 if kind == "allocate" else summed(array.nbytes for array in touched),
             written=0 if kind == "allocate" else summed(change.nbytes for change in (*made, *changes)),
-            dtype=self._rate_of(kind, touched), loop=self.loop_stack, basis=basis,
+            dtype=self._rate_of(kind, touched if into is None else reads), loop=self.loop_stack, basis=basis,
             source=source or f"ledger.operations.{name}", **more,
         )  # fmt: skip
         event.at, event.block = len(self.events), self._block
         self.events.append(event)
         for hook in self.hooks:
             hook.emitted(event, reads, changes, made)
-        return made
+        return made if into is None else [Array(elements, dtype, None)]
 
     def moved(self, name: str, array: Array, category: str, **more: Any) -> Array:
         """A copy of an array in another memory, the host's or the device's; ``name`` says which."""

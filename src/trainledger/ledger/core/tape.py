@@ -214,7 +214,8 @@ class Tape(Recording):
             return
         leaf.arrived = leaf.uses = 0
         if leaf.buffer is not None:
-            self.change("add_", leaf.buffer, gradient)
+            if not leaf.fused:
+                self.change("add_", leaf.buffer, gradient)
             return
         if self.sends_gradients:
             leaf.gradient = self.added_on_host(leaf.gradient, gradient)

@@ -215,7 +215,10 @@ def experts_linear(
         x = others.pop(0) if w_wanted else None
         matrix = others.pop(0) if x_wanted else None
         dx = matmul([g, matrix, *others], rows * d_in, each, d_in, d_out) if matrix is not None else None
-        dw = matmul([g, x, *others], sizes[0], d_out, d_in, each) if x is not None else None
+        dw = None
+        if x is not None:
+            with tape.gradient_of(w):
+                dw = matmul([g, x, *others], sizes[0], d_out, d_in, each)
         return [dx, dw, _bias_gradient(tape, g, others, sizes[1])] if b_wanted else [dx, dw]
 
     ends = [places.ends] if places.ends is not None else []

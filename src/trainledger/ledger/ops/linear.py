@@ -70,7 +70,8 @@ def matmuls(tape: Tape, float8: Float8, x: Array, leaf: Leaf, N: Int, I: Int, O:
         dx = multiply(tape, dy, weight(w, turned=True), (N, I, O), dtype)
         del dy
         dy = scaled(g, O, float8.backward, turned=True)
-        dw = multiply(tape, dy, by_token(x), (O, I, N), dtype)
+        with tape.gradient_of(leaf):
+            dw = multiply(tape, dy, by_token(x), (O, I, N), dtype)
         del dy
         return [dx, dw if w_dtype == dtype else tape.cast(dw, w_dtype)]
 
@@ -148,7 +149,8 @@ def by_blocks(
         del by_output, weight
         by_token = cast_by_block(tape, g, d_out * blocks(rows), float8.backward)
         anew = cast_by_block(tape, x8, d_in * blocks(rows), float8.forward)
-        dw = matmul(by_token, anew, leaf.elements, d_out, d_in, each)
+        with tape.gradient_of(leaf):
+            dw = matmul(by_token, anew, leaf.elements, d_out, d_in, each)
         del by_token, anew
         return [dx, dw if w_dtype == dtype else tape.cast(dw, w_dtype)]
 
@@ -184,7 +186,8 @@ def by_microblocks(
         del by_output, weight
         by_token = tuple(turned) or quantized(tape, g, float8.backward, 1)
         columns = (x,) if keeps_copy else quantized(tape, x, form, 1)
-        dw = matmul(by_token, columns, leaf.elements, d_out, d_in, each)
+        with tape.gradient_of(leaf):
+            dw = matmul(by_token, columns, leaf.elements, d_out, d_in, each)
         del by_token, columns, turned
         return [dx, dw if w_dtype == dtype else tape.cast(dw, w_dtype)]
 

@@ -96,7 +96,10 @@ def linear(tape: Tape, x: Array, w: Leaf, b: Leaf | None, rows: Int, d_in: Int, 
         return matmul(tape, "mm", [g, saved[-1]], (1, rows, d_in, d_out), dtype) if for_input else None
 
     def weight_gradient(g: Array, saved: Sequence[Array]) -> Array | None:
-        return matmul(tape, "mm", [saved[0], g], (1, d_out, d_in, rows), dtype) if for_weight else None
+        if not for_weight:
+            return None
+        with tape.gradient_of(w):
+            return matmul(tape, "mm", [saved[0], g], (1, d_out, d_in, rows), dtype)
 
     def backward(g: Array, *saved: Array) -> Gradients:
         # With a bias (addmm) autograd takes the input's gradient first and hands it on last; without (mm) the reverse.

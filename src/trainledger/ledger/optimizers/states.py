@@ -5,6 +5,7 @@ Master copies, gradient buffers and loss scaling are the same operations as in `
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from functools import reduce
 from operator import mul
 from typing import Any
@@ -130,13 +131,20 @@ def _in_8_bits(shape: tuple[Int, ...]) -> tuple[State, ...]:
 
 
 _IN_16_BITS = ("router", "shared_expert_gate")
+_QKV, _GATED = ("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj")
 
 
-def set_formats(leaves: ModelLeaves, precision: Precision, *, keeps_copies: bool = False) -> None:
-    """Give every parameter its storage dtype; ``keeps_copies`` as of `ops.linear.float8_linear`."""
+def set_formats(leaves: ModelLeaves, precision: Precision, *, keeps_copies: bool = False, fuses: bool = False) -> None:
+    """Give every parameter its storage dtype; ``keeps_copies`` as of `ops.linear.float8_linear`.
+
+    ``fuses``: the matrices of blocks have their gradients added up by matmuls (`Recipe.gradient_fusion`).
+    """
     for segment in leaves.segments:
         for block in (*segment.first, *segment.blocks, *segment.last):
-            for name, leaf in () if block.kind.in_16_bits else block.named.items():
+            for name, leaf in block.named.items():
+                leaf.fused = leaf.fused or (fuses and _is_matrix(name, leaf))
+                if block.kind.in_16_bits:
+                    continue
                 if precision.float8 is not None and _multiplies_in_8_bits(name, leaf, precision.float8):
                     # Owned leaves come here again for their dtypes alone, without the program that multiplies.
                     leaf.float8, leaf.keeps_copy = True, leaf.keeps_copy or keeps_copies
@@ -153,8 +161,40 @@ def _multiplies_in_8_bits(name: str, leaf: Leaf, float8: Float8) -> bool:
     # By block those of experts do too, which are held together.
     if len(leaf.shape) == 3:
         return float8.scaling in ("block", "micro")
+    return _is_matrix(name, leaf)
+
+
+def _is_matrix(name: str, leaf: Leaf) -> bool:
+    """A matrix of a linear layer that is no router's, or those of experts."""
     module, _, part = name.rpartition(".")
-    return part == "weight" and len(leaf.shape) == 2 and module.rpartition(".")[2] not in _IN_16_BITS
+    return len(leaf.shape) == 3 or (
+        part == "weight" and len(leaf.shape) == 2 and module.rpartition(".")[2] not in _IN_16_BITS
+    )
+
+
+def stand_ins_nbytes(works: Iterable[ModelLeaves], dtype: str) -> Int:
+    """Bytes of what Transformer Engine hands autograd where a matmul has added a weight's gradient up."""
+    # One empty tensor for each shape, made once and never freed (get_dummy_wgrad in pytorch/module/base.py, since 2.3;
+    # of an expert's matrix since 2.10). Megatron Core has queries, keys and values in one matrix, and gate and up.
+    shapes: dict[Any, Int] = {}
+    for leaves in works:
+        for index, segment in enumerate(leaves.segments):
+            for place, block in enumerate(segment.blocks):
+                for matrix, (rows, columns) in _matrices(block.named):
+                    known = isinstance(rows, int) and isinstance(columns, int)
+                    shapes[(rows, columns) if known else (index, place, matrix)] = rows * columns
+    return nbytes_in(sum(shapes.values()), dtype)
+
+
+def _matrices(named: dict[str, Leaf]) -> Iterator[tuple[str, tuple[Int, Int]]]:
+    joined: dict[str, tuple[Int, Int]] = {}
+    for name, leaf in named.items():
+        if leaf.fused:
+            module, _, last = name.removesuffix(".weight").rpartition(".")
+            one = f"{module}.{'qkv' if last in _QKV else 'fc1' if last in _GATED else last}"
+            rows, columns = leaf.shape[-2:]
+            joined[one] = joined.get(one, (0, columns))[0] + rows, columns
+    yield from joined.items()
 
 
 def own_nbytes(leaves: ModelLeaves, precision: Precision) -> Int:

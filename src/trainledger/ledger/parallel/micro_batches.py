@@ -83,7 +83,9 @@ class Work:
         self.rank = rank
         self.sizes = sizes
         self.chunk, self.leaves = plan.chunk, plan.leaves
-        set_formats(self.leaves, tape.precision, keeps_copies=rank.run.recipe.of_megatron)
+        recipe = rank.run.recipe
+        fuses = recipe.gradient_fusion and not rank.gathers
+        set_formats(self.leaves, tape.precision, keeps_copies=recipe.of_megatron, fuses=fuses)
         sharded = rank.sharded and rank.layout.zero > 1
         self._hold_gradients(sharded)
         self.sharded = FullySharded(tape, rank, self.leaves) if sharded else None

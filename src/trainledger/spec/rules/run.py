@@ -249,6 +249,9 @@ def _framework(recipe: Recipe) -> Iterator[Problem]:
     if recipe.loss.kind == "in-place" and recipe.framework != "megatron-core":
         rule = "is a kernel of Transformer Engine, for recipe.framework = megatron-core only"
         yield Problem("recipe.loss", "in-place", rule, "fused")
+    if recipe.gradient_fusion and (recipe.framework != "megatron-core" or not recipe.precision.gradient_buffers):
+        rule = "is Transformer Engine's, for recipe.framework = megatron-core and precision.gradient_dtype = fp32 only"
+        yield Problem("recipe.gradient_fusion", True, rule, False)
     if recipe.of_megatron and recipe.loss.kind in ("chunked", "fused"):
         yield Problem("recipe.loss", recipe.loss.kind, "is not available in Megatron-LM (recipe.framework)", "compiled")
     if recipe.of_megatron and recipe.lora is not None:
