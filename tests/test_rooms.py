@@ -151,16 +151,16 @@ CEILINGS: dict[str, tuple[int, int, int]] = {
     "cli": (14, 2031, 331),
     "engine": (68, 10151, 1083),
     "forecast": (56, 9647, 855),
-    "ledger": (47, 7307, 546),
+    "ledger": (47, 7355, 548),
     "observe": (40, 5850, 628),
     "report": (13, 1717, 145),
-    "spec": (48, 7839, 437),
+    "spec": (48, 7850, 437),
     "tensors": (10, 1946, 108),
     "trace": (51, 9180, 765),
     "web": (28, 3962, 496),
 }
 # Of the whole: files, lines, ``fmt: skip``, short files with a single importer in their folder.
-MOST_FILES, MOST_LINES, MOST_SKIPS, MOST_LONE = 460, 99895, 155, 3
+MOST_FILES, MOST_LINES, MOST_SKIPS, MOST_LONE = 460, 99970, 155, 3
 
 
 @pytest.mark.parametrize("room", CEILINGS)
@@ -228,7 +228,7 @@ def lines_of(paths: Iterable[Path]) -> int:
     return sum(path.read_text(encoding="utf-8").count("\n") for path in paths)
 
 
-MOST_TEST_LINES = 72_129
+MOST_TEST_LINES = 72_212
 
 
 def test_tests_keep_below_their_ceiling() -> None:

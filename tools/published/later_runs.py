@@ -154,7 +154,7 @@ def _precision(row: Row) -> dict[str, Any]:
     printed = row["precision"].lower()
     for name, words in {"mxfp8": ("mxfp8", "fp8-mx"), "nvfp4": ("nvfp4",)}.items():
         if printed.startswith(words):
-            raise NotModelledError(f"no recipe has {name} linear layers")
+            return {"kind": name, "weight_caching": True}
     if printed.startswith("fp8"):
         return {"kind": "fp8-tensorwise", "weight_caching": True}
     return {"kind": "bf16"}
@@ -200,7 +200,7 @@ def _uneven(layers: int, chunks: int) -> list[int]:
 
 def _mlperf(row: Row) -> Table:
     _stated(row, "micro_batch")
-    if " or " in row["layout"] or "nvfp4" in row["precision"]:
+    if " or " in row["layout"] or " or " in row["precision"]:
         raise NotModelledError("one of several layouts or formats, which its log does not tell")
     if float(row["micro_batch"]) < 1:
         raise NotModelledError("its layout is not that of its batch")
