@@ -9,7 +9,6 @@ import pytest
 
 from trainledger.answers.breaks import breaks
 from trainledger.answers.defaults import (
-    BATCH_TOKENS,
     FEWEST_STEPS,
     FIT,
     METHODS,
@@ -128,7 +127,7 @@ def test_a_small_budget_of_tokens_is_no_single_step(tokens: str, count: int) -> 
     least = count * recipe.seq_len  # tokens of a step in which each device has a sequence
     assert recipe.tokens_per_step == least or recipe.total_steps >= FEWEST_STEPS / 2
     assert count == 1 or recipe.tokens_per_step >= least
-    assert recipe.tokens_per_step <= 1.2 * BATCH_TOKENS
+    assert recipe.tokens_per_step <= 1.2 * 2**22
     priced = recipe.total_steps * recipe.tokens_per_step
     assert priced + recipe.tokens_beyond_steps == pytest.approx(recipe.tokens, rel=1e-3)
 

@@ -60,7 +60,7 @@ def test_what_is_explained_is_named_first_and_a_shared_source_stands_once(capsys
     )
     assert out.count("what autograd saves for the backward") == 1
     on = printed(capsys, "rules", "gpt2", "--device", "h100-sxm", "--count", "8")
-    assert "\n\ngpt2 on 8 x h100-sxm: 4,096 sequences" in on
+    assert "\n\ngpt2 on 8 x h100-sxm: 256 sequences" in on
 
 
 def test_waiting_for_the_program_is_no_unknown_operation(capsys: pytest.CaptureFixture[str]) -> None:

@@ -264,8 +264,8 @@ def test_a_model_on_several_devices_gets_the_batch_and_the_layout_of_the_search(
     code, out, err = call(capsys, "plan", *words)
     assert code == 0
     assert (code, out, err) == call(capsys, "plan", *words, "--set", "layout=auto")
-    assert "A step: 4,096 sequences of 1,024 tokens" in out
-    assert "recipe.global_batch=4096 (4.194M tokens in a step)" in " ".join(err.split())
+    assert "A step: 256 sequences of 1,024 tokens" in out
+    assert "recipe.global_batch=256 (262.1K tokens in a step)" in " ".join(err.split())
     assert pasted(call(capsys, "layouts", *words, "--keep", "1")[1]) in out
     said = call(capsys, "plan", "gpt2", *L4, "--set", "cluster.count=4", "--set", "layout=auto",
                 "--set", "recipe.global_batch=8", "--full")  # fmt: skip
@@ -288,8 +288,8 @@ def test_a_search_says_where_it_takes_shorter_sequences_than_a_plan(capsys):
 def test_one_device_gets_what_the_search_finds_too(capsys):
     code, out, err = call(capsys, "plan", "gpt2", *L4, "--set", "layout=auto", "--full")
     assert code == 0
-    assert "A step: 4,096 sequences of 1,024 tokens" in out
-    assert "recipe.global_batch=4096 (4.194M" in err
+    assert "A step: 256 sequences of 1,024 tokens" in out
+    assert "recipe.global_batch=256 (262.1K" in err
     found = pasted(call(capsys, "layouts", "gpt2", *L4, "--keep", "1", "--full")[1])
     assert "micro_batch = " in found
     assert found in out

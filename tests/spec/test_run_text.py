@@ -29,13 +29,13 @@ def test_overrides_make_the_other_run_whatever_the_defaults_of_its_parts_are(kin
 
 
 @pytest.mark.parametrize(
-    ("axes", "says"), [({"shard": 512, "pipeline": 4}, True), ({"shard": 512, "tensor": 4}, False)]
+    ("axes", "says"), [({"shard": 2048, "pipeline": 4}, True), ({"shard": 2048, "tensor": 4}, False)]
 )
 def test_a_found_layout_keeps_the_assumed_batch_where_it_would_get_another(axes: dict[str, int], says: bool) -> None:
-    cluster = ["cluster.device=h100-sxm", "cluster.count=2048"]
+    cluster = ["cluster.device=h100-sxm", "cluster.count=8192"]
     asked = run_of_model("llama-3-70b", cluster)
-    assert asked.recipe.global_batch == 512
+    assert asked.recipe.global_batch == 2048
     recipe, origin = replace(asked.recipe, micro_batch=1), replace(asked.origin, searched=True)
     sets = found_layout(replace(asked, layout=Layout(**axes), recipe=recipe, origin=origin))
-    assert ("recipe.global_batch=512" in sets) == says
-    assert tl.load("llama-3-70b", [*cluster, *sets]).recipe.global_batch == 512
+    assert ("recipe.global_batch=2048" in sets) == says
+    assert tl.load("llama-3-70b", [*cluster, *sets]).recipe.global_batch == 2048

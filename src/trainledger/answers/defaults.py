@@ -1,9 +1,10 @@
 """The run of a model that is named alone: what each question assumes of its recipe and its layout.
 
 On one device that is one sequence of at most 8,192 tokens in bf16 autocast, one step; with adapters all weights are in
-bf16. On several devices the layout, or what is not given of it, is searched for, with about 4 million tokens in a step;
-under a layout that is given a micro-batch is one sequence. What fits is asked of sharded states and small batches, and
-questions about a whole run assume 20 tokens for each parameter. A run of few tokens has smaller steps.
+bf16. On several devices the layout, or what is not given of it, is searched for, with as many tokens in a step as
+`default_tokens_per_step` says; under a layout that is given a micro-batch is one sequence. What fits is asked of
+sharded states and small batches, and questions about a whole run assume 20 tokens for each parameter. A run of few
+tokens has smaller steps.
 Every field that is assumed is named in `Run.origin`.
 """
 
@@ -17,6 +18,7 @@ from typing import Any
 from trainledger import catalog
 from trainledger.answers.machine import THIS_MACHINE, kernels_of
 from trainledger.answers.source import METHOD, Overrides, by_field, config_notes, known_device, model_section, parsed
+from trainledger.forecast.plan.scaling_law import default_tokens_per_step
 from trainledger.ledger.model.parameters import parameters
 from trainledger.spec import runfile
 from trainledger.spec.cluster import Cluster
@@ -30,7 +32,6 @@ from trainledger.spec.run import Origin, Run
 from trainledger.spec.run_text import as_override
 from trainledger.spec.units import NotAQuantity, format_count, parse_count, round_up
 
-BATCH_TOKENS = 2**22  # of a model without a run file, about as many as published runs of large models begin with
 FEWEST_STEPS = 256  # of a run whose tokens are given: people fine-tune on 100M tokens with 0.1M to 0.5M in a batch
 TUNED_TOKENS = 2**18  # of a step of adapters on several devices
 # Models that take longer sequences are trained on them at the end alone, and fewer layouts hold those (Llama 3,
@@ -173,16 +174,19 @@ def _attention(run: Run, kernels: str) -> dict[str, Any]:
 
 
 def default_batch(run: Run) -> int:
-    """Sequences of a step: about `BATCH_TOKENS`, with as many for each device, so that states alone can be sharded.
+    """Sequences of a step: about `default_tokens_per_step`, as many for each device, so that states can be sharded.
 
-    Fewer where the tokens of the run would be less than `FEWEST_STEPS`, but for one micro-batch on each device.
+    A run whose length is not given has 20 tokens for each parameter. Fewer where the tokens of the run would be less
+    than `FEWEST_STEPS`, but for one micro-batch on each device.
     Those of a device are 1 to 7 times a power of two, as they come in micro-batches of equal size. For more devices
     than sequences it is a multiple of their count's odd part: tensor ranks and stages take powers of two; where a
     layout is given, each data rank has at least one for each stage.
     """
     micro_batch, count = run.recipe.micro_batch or 1, run.cluster.count
     length, tokens = run.recipe.seq_len, run.recipe.tokens
-    whole: int = 2 ** max(0, (BATCH_TOKENS // length).bit_length() - 1)
+    active = parameters(run.model).active
+    flops = 6 * active * (tokens or TOKENS_PER_PARAMETER * active)
+    whole: int = 2 ** round(log2(max(1, default_tokens_per_step(flops, count * micro_batch * length) / length)))
     if tokens is not None or run.recipe.lora is not None:
         most = TUNED_TOKENS if tokens is None else tokens // FEWEST_STEPS
         few = 2 ** max(0, (most // length).bit_length() - 1)
@@ -214,7 +218,7 @@ def sharded(named: str | ModelSpec, overrides: Sequence[str]) -> tuple[str, ...]
     """What spreads a named model over its devices without a search, as ``--set`` takes it, the given overrides last.
 
     What the given axes of the layout leave of the devices shards parameters, gradients and optimizer state (FSDP); a
-    micro-batch is one sequence, and each replica has as many as make a step of about `BATCH_TOKENS`, at least one.
+    micro-batch is one sequence, and each replica has as many as `default_batch` says, at least one.
     Raises `InvalidInput`.
 
     >>> sharded("llama-3-8b", ["cluster.device=h100-sxm", "cluster.count=64", "layout.tensor=8"])[1:5]

@@ -67,10 +67,10 @@ def layouts(
     """The fastest ways to spread a run over devices: every layout has a bound, the best are accounted for.
 
     RUN is a run file, or a model of the catalog or a Hugging Face config.json. The search replaces its own layout,
-    micro-batch and activation checkpointing, unless --fix gives them a value. A model without a batch gets one of about
-    4 million tokens, in sequences of at most 8,192. Exit code 130 where the search was interrupted: it ranks what was
-    accounted for until then. Exit code 2 where no layout fits. Of a file of another trainer the best layout that it has
-    words for is said in these, and --write makes a copy with them.
+    micro-batch and activation checkpointing, unless --fix gives them a value. A model without a batch gets one of up
+    to 4 million tokens (16 of large budgets), in sequences of at most 8,192. Exit code 130 where the search was
+    interrupted: it ranks what was accounted for until then. Exit code 2 where no layout fits. Of a file of another
+    trainer the best layout that it has words for is said in these, and --write makes a copy with them.
 
     ``devices`` and ``device`` are short for overrides; ``fixed`` may be a mapping (``{"tensor": 8}``). Raises
     `InvalidInput`.

@@ -88,9 +88,9 @@ def plan(
     """What a run will cost before it starts: time, money, energy, memory by category, and where the time goes.
 
     RUN is a run file, or a model of the catalog or a Hugging Face config.json under a default recipe: one full-length
-    sequence in bf16 autocast, or on several devices 4 million tokens in sequences of at most 8,192 and the layout that
-    a search finds. Exit code 2 where the run does not fit in memory, or the devices cannot share it. With --phase it is
-    one forward of the trained model: trainledger inference.
+    sequence in bf16 autocast, or on several devices up to 4 million tokens (16 of large budgets) in sequences of at
+    most 8,192 and the layout that a search finds. Exit code 2 where the run does not fit in memory, or the devices
+    cannot share it. With --phase it is one forward of the trained model: trainledger inference.
 
     ``device`` and ``count`` are short for the overrides cluster.device and cluster.count; ``convention`` is of
     `ledger.conventions`. Raises `InvalidInput`.

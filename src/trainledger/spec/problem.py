@@ -137,6 +137,8 @@ def nearest_text(wanted: str, known: Iterable[str]) -> str | None:
     >>> models = ["llama-7b", "llama-3-70b", "llama-3-8b", "llama-3.1-8b"]
     >>> nearest_text("llama3", models), nearest_text("llama-8b", models)
     ('llama-3-8b', 'llama-3-8b')
+    >>> nearest_text("fp8-mixed", ["bf16-mixed", "fp8-rowwise"])  # what it begins with says most
+    'fp8-rowwise'
     """
     import re
     from difflib import get_close_matches
@@ -154,10 +156,9 @@ def nearest_text(wanted: str, known: Iterable[str]) -> str | None:
     if len(said) > 1 and (all_of := [word for word in by_lower if _has_in_order(re.split(r"[-_./ ]", word), said)]):
         return by_lower[min(all_of, key=len)]
     but_for_numbers = re.sub(r"\d+", "0", lower)
-    numbered = [word for word in by_lower if re.sub(r"\d+", "0", word) == but_for_numbers]
-    close = (
-        [min(numbered, key=off)]
-        if numbered
-        else get_close_matches(lower, by_lower, n=1, cutoff=0.6 if len(lower) > 2 else 0.8)
-    )
+    first = re.match(r"[a-z]+\d+-", lower)
+    alike = [word for word in by_lower if first and word.startswith(first[0])]
+    numbered = [word for word in alike or by_lower if re.sub(r"\d+", "0", word) == but_for_numbers]
+    close = [min(numbered, key=off)] if numbered else get_close_matches(lower, alike, n=1, cutoff=0.4)
+    close = close or get_close_matches(lower, by_lower, n=1, cutoff=0.6 if len(lower) > 2 else 0.8)
     return by_lower[close[0]] if close else None

@@ -9,13 +9,13 @@ import pytest
 
 import trainledger as tl
 from trainledger.answers.plan import plan
-from trainledger.forecast.plan.affordable import _fewer_than_devices, affordable, default_tokens_per_step
+from trainledger.forecast.plan.affordable import _fewer_than_devices, affordable
 from trainledger.forecast.plan.family import family_of
 from trainledger.forecast.plan.limits import critical_batch
 from trainledger.forecast.plan.memory_model import memory_model
 from trainledger.forecast.plan.optimal import optimal
 from trainledger.forecast.plan.quantity import read_budget
-from trainledger.forecast.plan.scaling_law import FixedSize, RatioLaw, laws
+from trainledger.forecast.plan.scaling_law import FixedSize, RatioLaw, default_tokens_per_step, laws
 from trainledger.forecast.predict.forecast import Forecast
 from trainledger.ledger.model.parameters import parameters
 from trainledger.report.terminal import text
@@ -188,7 +188,8 @@ def test_the_tokens_of_a_step():
     assert default_tokens_per_step(4e25) == 16 * 10**6
     assert default_tokens_per_step(1e18) == pytest.approx(225_000, rel=0.01)
     assert default_tokens_per_step(1e18, 96 * 4096) == 96 * 4096
-    assert default_tokens_per_step(1e18, 2000 * 4096) == 4 * 10**6
+    assert default_tokens_per_step(1e18, 2000 * 4096) == 2000 * 4096
+    assert default_tokens_per_step(1e18, 10_000 * 4096) == 16 * 10**6
     assert default_tokens_per_step(7e21) == 4 * 10**6
 
 

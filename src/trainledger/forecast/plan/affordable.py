@@ -13,7 +13,7 @@ from trainledger.forecast.plan.family import Family, family_of
 from trainledger.forecast.plan.layouts.grid import CHECKPOINTING
 from trainledger.forecast.plan.memory_model import MemoryModel, MemoryUse, memory_model
 from trainledger.forecast.plan.quantity import Budget, at_mfu
-from trainledger.forecast.plan.scaling_law import FixedSize, Law
+from trainledger.forecast.plan.scaling_law import FixedSize, Law, default_tokens_per_step
 from trainledger.forecast.predict.forecast import Forecast
 from trainledger.forecast.predict.interval import LIKELY
 from trainledger.ledger.model.parameters import parameters
@@ -36,8 +36,6 @@ _NEAR = 0.03  # of N: two iterations so near each other are the last
 _MUCH = 0.1  # of N: so much less than the rule asks for is worth a sentence
 _IN_TIME = 0.002
 _SAME_LOSS = 0.001  # nats: less than any law can distinguish
-_LARGE_BUDGET = 1e24  # FLOP
-_USUAL_TOKENS, _MANY_TOKENS = 4 * 10**6, 16 * 10**6  # of a step
 
 
 @frozen
@@ -174,19 +172,6 @@ def _best(iterations: list[Iteration], loss: Callable[[float, float], float] | N
     losses = [loss(iteration.parameters, iteration.tokens) for iteration in iterations if iteration.tokens is not None]
     best = min(range(len(losses)), key=lambda index: losses[index])
     return best if losses[best] < losses[last] - _SAME_LOSS else last
-
-
-def default_tokens_per_step(flops: float, at_least: int = 0) -> int:
-    """4M tokens, as LLaMA from 7B to 65B (arXiv 2302.13971, table 2); 16M from 1e24 FLOP on, as Llama 3 405B.
-
-    (Llama 3, arXiv 2407.21783, section 3.4.1, comes to 16M in two steps.) Smaller budgets take fewer, 0.2920 C^0.3271
-    (DeepSeek LLM, arXiv 2401.02954, section 3.1), which is 4M at 7e21 FLOP: with 4M a model of a day on one device
-    would be trained beyond its critical batch, in a few hundred steps. But not fewer than ``at_least``, a sequence for
-    each device, up to 4M.
-    """
-    if flops >= _LARGE_BUDGET:
-        return _MANY_TOKENS
-    return min(_USUAL_TOKENS, max(int(0.2920 * flops**0.3271), at_least))
 
 
 def _in_time(

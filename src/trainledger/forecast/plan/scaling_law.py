@@ -14,6 +14,8 @@ from trainledger.catalog import scaling_laws
 from trainledger.spec.frozen import frozen
 
 _FLOPS = 6  # of training, for each parameter and token
+_LARGE_BUDGET = 1e24  # FLOP
+USUAL_TOKENS, MANY_TOKENS = 4 * 10**6, 16 * 10**6  # of a step
 
 
 @frozen
@@ -230,3 +232,19 @@ def _line(entry: Mapping[str, Any], stated: dict[str, Any]) -> LineLaw:
         exponents_mean=entry.get("exponent_interval_is", ""),
         fitted_flops=None if fitted is None else tuple(fitted),
     )
+
+
+def default_tokens_per_step(flops: float, at_least: int = 0) -> int:
+    """4M tokens, as LLaMA from 7B to 65B (arXiv 2302.13971, table 2); 16M from 1e24 FLOP on, as Llama 3 405B.
+
+    (Llama 3, arXiv 2407.21783, section 3.4.1, comes to 16M in two steps.) Smaller budgets take fewer, 0.2920 C^0.3271
+    (DeepSeek LLM, arXiv 2401.02954, section 3.1), which is 4M at 7e21 FLOP: with 4M a model of a day on one device
+    would be trained beyond its critical batch, in a few hundred steps. But not fewer than ``at_least``, a sequence for
+    each device, up to 16M.
+
+    >>> default_tokens_per_step(1e23), default_tokens_per_step(4e25), default_tokens_per_step(1e18)
+    (4000000, 16000000, 225047)
+    """
+    if flops >= _LARGE_BUDGET:
+        return MANY_TOKENS
+    return max(min(USUAL_TOKENS, int(0.2920 * flops**0.3271)), min(MANY_TOKENS, at_least))
