@@ -146,7 +146,7 @@ def test_tensors_are_described_without_torch() -> None:
 # The most files, lines of code and lines of imports of each room (`python tools/house.py` counts them). A commit that
 # raises a number says why in its message, and lowers another.
 CEILINGS: dict[str, tuple[int, int, int]] = {
-    "answers": (80, 11117, 1322),
+    "answers": (80, 11119, 1323),
     "catalog": (3, 251, 22),
     "cli": (14, 2031, 331),
     "engine": (68, 10151, 1083),
@@ -154,13 +154,13 @@ CEILINGS: dict[str, tuple[int, int, int]] = {
     "ledger": (47, 7355, 548),
     "observe": (40, 5850, 628),
     "report": (13, 1717, 145),
-    "spec": (48, 7850, 437),
+    "spec": (48, 7849, 437),
     "tensors": (10, 1946, 108),
     "trace": (51, 9180, 765),
     "web": (28, 3962, 496),
 }
 # Of the whole: files, lines, ``fmt: skip``, short files with a single importer in their folder.
-MOST_FILES, MOST_LINES, MOST_SKIPS, MOST_LONE = 460, 99970, 155, 3
+MOST_FILES, MOST_LINES, MOST_SKIPS, MOST_LONE = 460, 99978, 155, 3
 
 
 @pytest.mark.parametrize("room", CEILINGS)
@@ -228,7 +228,7 @@ def lines_of(paths: Iterable[Path]) -> int:
     return sum(path.read_text(encoding="utf-8").count("\n") for path in paths)
 
 
-MOST_TEST_LINES = 72_212
+MOST_TEST_LINES = 72_213
 
 
 def test_tests_keep_below_their_ceiling() -> None:
