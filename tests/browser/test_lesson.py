@@ -55,6 +55,16 @@ def test_all_ten_screens_are_walked_with_their_figures_moved_and_their_questions
     end = page.page.get_by_role("region", name="End of the lesson")
     assert end.locator(".score").inner_text() == "10 of 10 exercises right."
     assert end.locator("ol li").all_inner_texts() == [f"{each['title']}: {each['learnt']}" for each in SCREENS]
+    assert page.page.locator("#question").inner_text() == "What you have learnt"
+    assert page.page.locator("#answer").is_hidden()
+    marks = page.page.locator("#screens [data-right]").evaluate_all(
+        "all => all.map(each => getComputedStyle(each, '::after').content)"
+    )
+    assert marks == ['" ✓"'] * 10
+    page.page.locator("#screens a", has_text="10").click()
+    page.page.locator("#guess").wait_for()
+    assert page.page.locator("#answer").is_visible()
+    page.button("Finish").click()
     end.get_by_role("link", name="Five more exercises on time").click()
     page.settled()
     assert page.page.locator(".guess .name").inner_text() == "Exercise 1 of 5: 0 right so far"

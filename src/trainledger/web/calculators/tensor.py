@@ -194,7 +194,7 @@ TENSOR = Calculator(
             "dtype": "bf16", "shape": "2,3,8", "operations": "view(2,3,4,2) transpose(1,2) reshape(8,3,2)",
             "at": "1,2,1",
         },
-        "16,384 x 16,384 made contiguous": {
+        "16,384 × 16,384 made contiguous": {
             "dtype": "bf16", "shape": "16384,16384", "operations": "t contiguous", "at": "1,2",
         },
     },

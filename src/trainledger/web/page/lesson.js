@@ -60,12 +60,13 @@ export class Lesson {
     const left = done.length < all ? `; ${all - done.length} not tried` : "";
     const learnt = this.screens.map((each, at) => element("li", {}, this.#link(each, at + 1, each.title), `: ${each.learnt}`));
     const links = Object.entries(ON).map(([href, text]) => element("li", {}, element("a", { href, text })));
-    const heading = element("h2", { text: "What you have learnt", tabindex: "-1" });
-    byId("task").replaceChildren(element("section", { class: "guess", "aria-label": "End of the lesson" },
-      heading, element("p", { class: "score", text: `${right} of ${all} exercises right${left}.` }), element("ol", {}, ...learnt),
+    byId("task").replaceChildren(element("section", { class: "guess end", "aria-label": "End of the lesson" },
+      element("p", { class: "score", text: `${right} of ${all} exercises right${left}.` }), element("ol", {}, ...learnt),
       element("h2", { text: "Go on" }), element("ul", {}, ...links)));
-    heading.focus();
-    heading.scrollIntoView({ block: "center" });
+    this.at = null; // each screen is another one than this
+    byId("question").textContent = "What you have learnt";
+    byId("question").focus();
+    scrollTo(0, 0);
   }
 
   #inside(event, act) {
