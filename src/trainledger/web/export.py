@@ -82,7 +82,7 @@ def export(folder: Path, pyodide: Path | None = None, wheels: Sequence[Path] = (
     compiled = _compiled(sources, core)
     packages = {wheel.name.partition("-")[0] for wheel in wheels}
     shown = {name: calculator for name, calculator in CALCULATORS.items() if packages.issuperset(calculator.needs)}
-    drawn = {f"figures/{name}.png": figure(name, {}) for name in shown}
+    drawn = {f"figures/{name}.png": figure(name, {}, answers.unseen, CALCULATORS) for name in shown}
     figures = {name: image for name, image in drawn.items() if image is not None}
     parts = {
         "page": dict(_page([wheel.name for wheel in wheels], shown, figures)),

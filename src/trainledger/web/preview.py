@@ -10,11 +10,9 @@ from trainledger.report.draw.chart import standalone
 from trainledger.report.show import png
 from trainledger.web import answers
 from trainledger.web.calculator import Calculator, Progress
-from trainledger.web.calculators import CALCULATORS
 from trainledger.web.typography import typeset
 
 _WIDE = 600  # pixels of a figure, of which a PNG has twice as many
-_NOT_OF_ANSWER = ("exercise", "set")  # a link to one hides the answer
 
 
 def headed(html: bytes, calculator: Calculator) -> bytes:
@@ -34,18 +32,13 @@ def illustrated(html: bytes, address: str) -> bytes:
 
 def fields_of(calculator: Calculator, query: Mapping[str, str]) -> dict[str, str]:
     """What an address says of the answer of a calculator, without what it says of the page and what no field has."""
-    if any(name in query for name in _NOT_OF_ANSWER):
+    if query.keys() & {"exercise", "set"}:  # a link to one hides the answer
         return {}
     known = {field.name for field in calculator.fields}
     return {name: text for name, text in query.items() if name in known or (calculator.any_of_run and "." in name)}
 
 
-def figure(
-    name: str,
-    given: Mapping[str, str],
-    progress: Progress = answers.unseen,
-    calculators: answers.Calculators = CALCULATORS,
-) -> bytes | None:
+def figure(name: str, given: Mapping[str, str], progress: Progress, calculators: answers.Calculators) -> bytes | None:
     """The first figure of an answer under its title as a PNG; None where it has none, or no font for its words is here.
 
     Raises `InvalidInput` as `answers.answer` does.

@@ -46,7 +46,6 @@ KINDS = {
 MOST_WAITING = 64  # questions at once
 MOST_FIELDS = 200  # of a query
 _JSON = "application/json"
-_FIRST = "optimal"  # whose figure the lesson begins with
 
 
 def page_files() -> dict[str, bytes]:
@@ -81,7 +80,7 @@ def make_app(calculators: Calculators = CALCULATORS, *, with_token: bool = False
         query = dict(request.query_params)
         calculator = calculators.get(query.get("calculator", ""))
         html = page["index.html"] if calculator is None else preview.headed(page["index.html"], calculator)
-        shown = calculator or calculators.get(_FIRST)
+        shown = calculator or calculators.get("optimal")  # with whose figure the lesson begins
         if draws and shown is not None:
             fields = urlencode(preview.fields_of(shown, query) if calculator else {})
             html = preview.illustrated(html, f"{request.base_url}figure/{shown.name}?{fields}".removesuffix("?"))
@@ -172,6 +171,9 @@ class Desk:
                         found = await run_in_threadpool(work, answers.unseen)
                 else:
                     found = await self._in_turn(request, work)
+                if found is None:
+                    rule = "has no figure to this question, or no font to draw it with"
+                    raise InvalidInput([Problem("calculator", calculator.name, rule)])
             except InvalidInput as error:
                 return Response(refusal(*error.placed()), 422, media_type=_JSON)
             except Exception as error:
@@ -185,7 +187,7 @@ class Desk:
 
         return asked
 
-    async def _in_turn(self, request: Request, work: Callable[[Progress], bytes]) -> bytes | Response:
+    async def _in_turn(self, request: Request, work: Callable[[Progress], bytes | None]) -> bytes | Response | None:
         """One question at a time; one whose asker is gone is dropped when its turn comes."""
         if self.waiting >= MOST_WAITING:
             problem = Problem("", None, f"{MOST_WAITING} questions wait already; ask again in a second")
@@ -200,7 +202,7 @@ class Desk:
             self.waiting -= 1
 
 
-def _work(way: str, name: str, given: dict[str, str], calculators: Calculators) -> Callable[[Progress], bytes]:
+def _work(way: str, name: str, given: dict[str, str], calculators: Calculators) -> Callable[[Progress], bytes | None]:
     """What answers a query, as JSON; raises `InvalidInput` for a parameter of the way itself."""
     own = {each: given.pop(each, None) for each in openapi.WAYS[way][1]}
     if way == "view":
@@ -208,7 +210,7 @@ def _work(way: str, name: str, given: dict[str, str], calculators: Calculators) 
         held, pinned = own["held"] or "", own["pinned"] or ""
         return lambda progress: encoded(answers.view(name, given, width, progress, calculators, held, pinned))
     if way == "figure":
-        return lambda progress: _drawn(preview.figure(name, given, progress, calculators), name)
+        return lambda progress: preview.figure(name, given, progress, calculators)
     if way in ("check", "exercise"):
         if given:
             raise InvalidInput([Problem(next(iter(given))[:60], None, "is no field of an exercise", "seed")])
@@ -220,12 +222,6 @@ def _work(way: str, name: str, given: dict[str, str], calculators: Calculators) 
             raise InvalidInput([Problem("guess", guess, f"must be given, in at most {LONGEST} characters")])
         return lambda progress: encoded(answers.check(name, seed, guess, misses, calculators))
     return lambda progress: encoded(answers.answer(name, given, progress, calculators))
-
-
-def _drawn(image: bytes | None, name: str) -> bytes:
-    if image is None:
-        raise InvalidInput([Problem("calculator", name, "has no figure to this question, or no font to draw it with")])
-    return image
 
 
 def encoded(value: Any) -> bytes:

@@ -54,16 +54,13 @@ def _reply(query: Query, progress: Progress) -> Reply:
     asked = _spread(_one_length(query))
     tokens: Any = query.get("corpus")
     answer = tl.loop(_without_search(asked), settings_of(asked), corpus=tokens)
+    tone = WARN if answer.epochs > PASSES else GOOD
     corpus = [] if query.get("corpus") is None else ["--corpus", query["corpus"]]
     return Reply(
         document=answer.document(),
         headlines=tuple(_headlines(answer)),
         verdict=_verdict(answer),
-        tone=BAD
-        if answer.forecast.waits or answer.forecast.fits is False
-        else WARN
-        if answer.epochs > PASSES
-        else GOOD,
+        tone=BAD if answer.forecast.waits or answer.forecast.fits is False else tone,
         drawings=tuple(_drawings(answer)),
         values=texts_of(answer.run, query),
         unused=_unused(answer.run, query),

@@ -37,30 +37,13 @@ _TITLES = {
 }
 _BEYOND_DOUBLES = {"zero_up_to": "2^-1075", "overflows_from": "2^1024 - 2^970"}  # of fp64
 _LOST = ("overflow", "underflow")
+_NO_BLOCK, _NO_NUMBER = "choose a format with a block", "there is no number"  # why the largest does not count
 _VALUES = (
     "1e-45", "1e-38", "1e-20", "1e-10", "1e-8", "1e-7", "1e-6", "1e-5", "1e-4", "0.001", "0.01", "0.1", "0.3", "0.5",
     "1", "1.0009765625", "1.5", "2", "3.14159265", "5", "10", "100", "257", "448", "1000", "65504", "65520", "1e6",
     "16777217", "1e10", "1e20", "1e38", "3.5e38",
 )  # fmt: skip
-_LARGEST = (
-    "0",
-    "0.001",
-    "0.01",
-    "0.1",
-    "0.5",
-    "1",
-    "2",
-    "4",
-    "6",
-    "10",
-    "20",
-    "50",
-    "100",
-    "200",
-    "448",
-    "1000",
-    "1e4",
-)
+_LARGEST = tuple(f"{size:g}" for size in (0, 0.001, 0.01, 0.1, 0.5, 1, 2, 4, 6, 10, 20, 50, 100, 200, 448, 1000, 1e4))
 
 
 def _reply(query: Query, progress: Progress) -> Reply:
@@ -84,16 +67,11 @@ def _reply(query: Query, progress: Progress) -> Reply:
         tone=PLAIN if len(rounded) != 1 else BAD if any(each.fate in _LOST for each in rounded) else GOOD,
         drawings=tuple(_drawings(number, floating, whole, inside)),
         values={},
-        unused={} if inside and named else {"largest": _why_no_block(number, blocks)},
+        unused={} if inside and named else {"largest": _NO_NUMBER if blocks and number is None else _NO_BLOCK},
         words=_words(query, number, inside),
         python=_python(query, named, number),
         notes=_notes(inside) if named else (),
     )
-
-
-def _why_no_block(number: float | None, blocks: Sequence[str]) -> str:
-    """Why the largest of a block does not count."""
-    return "choose a format with a block" if not blocks or number is not None else "there is no number"
 
 
 def _verdict(number: float | None, rounded: Sequence[Rounded], chosen: Sequence[NumberFormat | Whole]) -> str:

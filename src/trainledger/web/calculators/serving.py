@@ -96,8 +96,7 @@ def _headlines(served: Inference) -> list[Headline]:
     ]  # fmt: skip
     if served.memory is not None:
         rest = served.memory.nbytes - weights.nbytes - served.cache_nbytes
-        headlines.insert(
-            0,
+        headlines.append(
             Headline(
                 name="device_nbytes",
                 title="memory of a device",
@@ -107,9 +106,9 @@ def _headlines(served: Inference) -> list[Headline]:
                 f"{format_nbytes(rest)} activations, buffers, and what lies outside the tensors",
                 basis="bound" if served.memory.tensors_alone else "assumed",
                 source="live bytes at each operation, and what the driver and libraries take",
-            ),
+            )
         )
-    return [*headlines, *_speed(served)]
+    return [*headlines[2:], *headlines[:2], *_speed(served)]
 
 
 def _of_all(served: Inference) -> str:

@@ -74,6 +74,13 @@ export function explain(root) {
 /** Puts a text whose names stay whole and whose words of the field are explained, where it is another one. */
 export const say = (node, text) => put(node, text) && (whole(node), explain(node));
 
+/** Follows a link inside of the page, unless the reader wants it elsewhere. */
+export const inside = (act) => (event) => {
+  if (event.ctrlKey || event.metaKey || event.shiftKey) return;
+  event.preventDefault();
+  act();
+};
+
 /** The element of the page with this id. */
 export const byId = (id) => document.getElementById(id);
 

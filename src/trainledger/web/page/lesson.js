@@ -1,5 +1,5 @@
 // The lesson: a screen is a paragraph above a calculator in a state of its own, few of its fields, and an exercise.
-import { byId, element, say } from "./element.js";
+import { byId, element, inside, say } from "./element.js";
 import { drawExercise, results } from "./exercise.js";
 import { addressOf } from "./state.js";
 
@@ -37,7 +37,7 @@ export class Lesson {
     });
   }
 
-  open = element("a", { href: "./", onclick: (event) => this.#inside(event, () => this.leave()) });
+  open = element("a", { href: "./", onclick: inside(() => this.leave()) });
 
   get #results() {
     return results(`lesson 1-${this.screens.length}`);
@@ -49,7 +49,7 @@ export class Lesson {
   }
 
   #link({ title }, number, text) {
-    const link = element("a", { href: `?lesson=${number}`, title, text, "data-right": this.#results[number]?.toString(), onclick: (event) => this.#inside(event, () => this.go(number)) });
+    const link = element("a", { href: `?lesson=${number}`, title, text, "data-right": this.#results[number]?.toString(), onclick: inside(() => this.go(number)) });
     if (number === this.at) link.setAttribute("aria-current", "step");
     return link;
   }
@@ -67,11 +67,5 @@ export class Lesson {
     byId("question").textContent = "What you have learnt";
     byId("question").focus();
     scrollTo(0, 0);
-  }
-
-  #inside(event, act) {
-    if (event.ctrlKey || event.metaKey || event.shiftKey) return;
-    event.preventDefault();
-    act();
   }
 }

@@ -1,5 +1,5 @@
 // What can be asked: the calculators, and the examples of one.
-import { byId, element, keep } from "./element.js";
+import { byId, element, inside, keep } from "./element.js";
 import { addressOf, different } from "./state.js";
 
 /** The links to all calculators; `chosen(calculator)` hears of one that is followed. */
@@ -7,11 +7,7 @@ export function drawCalculators(root, listing, chosen) {
   const link = (calculator) =>
     element("li", {}, element("a", {
       href: addressOf({ calculator, given: {} }), "data-name": calculator.name, text: calculator.title,
-      onclick: (event) => {
-        if (event.ctrlKey || event.metaKey || event.shiftKey) return;
-        event.preventDefault();
-        chosen(calculator);
-      },
+      onclick: inside(() => chosen(calculator)),
     }));
   const heading = (title) => (title === "Lesson" ? element("a", { href: "?lesson=1", text: title, title: "Ten screens, from 32 H100s to a run" }) : title);
   const part = (title, some) => (some.length ? [element("div", {}, element("h2", {}, heading(title)), element("ol", { "aria-label": title }, ...some.map(link)))] : []);
