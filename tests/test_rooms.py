@@ -157,10 +157,10 @@ CEILINGS: dict[str, tuple[int, int, int]] = {
     "spec": (48, 7849, 437),
     "tensors": (10, 1946, 108),
     "trace": (51, 9180, 765),
-    "web": (28, 3962, 496),
+    "web": (28, 3930, 495),
 }
 # Of the whole: files, lines, ``fmt: skip``, short files with a single importer in their folder.
-MOST_FILES, MOST_LINES, MOST_SKIPS, MOST_LONE = 460, 99978, 155, 3
+MOST_FILES, MOST_LINES, MOST_SKIPS, MOST_LONE = 460, 99941, 155, 3
 
 
 @pytest.mark.parametrize("room", CEILINGS)
@@ -228,7 +228,7 @@ def lines_of(paths: Iterable[Path]) -> int:
     return sum(path.read_text(encoding="utf-8").count("\n") for path in paths)
 
 
-MOST_TEST_LINES = 72_213
+MOST_TEST_LINES = 72_223
 
 
 def test_tests_keep_below_their_ceiling() -> None:
