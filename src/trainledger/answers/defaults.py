@@ -42,7 +42,8 @@ TOKENS_PER_PARAMETER = 20  # Hoffmann et al. 2022, arXiv 2203.15556
 # recomputed (the examples of TRL, axolotl and LLaMA-Factory); adapters of rank 16 and alpha 32 on all linear layers
 # (Dettmers et al. 2023, arXiv 2305.14314, section 4 and table 9 for the learning rate).
 _TUNED = {"seq_len": 2048, "global_batch": 16, "micro_batch": 1, "activation_checkpointing": "full"}
-# Preferences: 16 pairs in a step, one at a time; length, learning rate and beta are the defaults of TRL's DPOConfig.
+# Preferences: 16 pairs in a step, one at a time; length, learning rate and beta are the defaults of TRL's DPOConfig,
+# and of ORPOConfig and KTOConfig, whose term of mismatched answers needs two at a time.
 _PAIRS = {**_TUNED, "seq_len": 1024, "global_batch": 32, "micro_batch": 2, "objective": "dpo", "learning_rate": 1e-6}
 _LORA = {**_TUNED, "lora.rank": 16, "lora.alpha": 32.0, "learning_rate": 2e-4}
 METHODS: dict[str, dict[str, Any]] = {
@@ -50,6 +51,8 @@ METHODS: dict[str, dict[str, Any]] = {
     "lora": _LORA,
     "qlora": {**_LORA, "lora.base_format": "nf4"},
     "dpo": _PAIRS,
+    "orpo": {**_PAIRS, "objective": "orpo"},
+    "kto": {**_PAIRS, "objective": "kto"},
 }
 PLAN, SEARCH, FIT, SERVE = "plan", "search", "fit", "serve"  # what the run is for
 

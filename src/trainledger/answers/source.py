@@ -156,7 +156,7 @@ METHOD = "method"
 
 class OfCluster(TypedDict, total=False):
     """The cluster in the words of the command line: short for overrides of its fields. ``method`` is the recipe of a
-    model that is named alone: full, lora, qlora or dpo (`defaults.METHODS`)."""
+    model that is named alone: full, lora, qlora, dpo, orpo or kto (`defaults.METHODS`)."""
 
     device: str | Device | None
     count: int | str | None

@@ -160,8 +160,8 @@ def data(
     else:
         planned = load_file(run, overrides, progress=while_searching())
     recipe, first_batch, vocab_size = planned.recipe, list[str](), planned.model.vocab_size
-    if recipe.objective.reference is not None:
-        rule = "has pairs, which are tokenized when training begins (trainledger train says how many)"
+    if recipe.objective.answers:
+        rule = "has answers to prompts, which are tokenized when training begins (trainledger train says how many)"
         raise InvalidInput([Problem("recipe.objective", recipe.objective.kind, rule, "next-token")])
     mixture = open_mixture(planned.data, vocab_size=vocab_size, progress=True)
     if not of_text:

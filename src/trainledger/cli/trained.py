@@ -133,7 +133,7 @@ def losses_on_text(trained: Trained, named: str, of_text: OfText, dtype: str) ->
         cache = Path("cache" if run is None else run.data.cache)
         documents = islice(documents_of(paths, tokenizer, of_text.get("text_field", "text"), cache), most)
         of, in_all = ", ".join(paths), most
-    elif run is None or run.recipe.objective.reference is not None:
+    elif run is None or run.recipe.objective.answers:
         rule = f"{named} is not a run with held-out text; name files, directories or globs"
         raise InvalidInput([Problem("--text", None, rule)])
     else:

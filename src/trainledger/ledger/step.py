@@ -155,9 +155,12 @@ def batch_nbytes(rank: RankPlan) -> Int:
 
 
 def _given(recipe: Recipe, tokens: Int) -> Int:
-    """Bytes of so many tokens and their targets, and of a sequence's loss under a precomputed reference."""
-    known = 4 * tokens // recipe.seq_len if recipe.objective.reference == "precomputed" else 0
-    return 16 * tokens + known
+    """Bytes of so many tokens and their targets, and of a sequence's loss under a precomputed reference; of single
+    answers also those of mismatched ones, and a weight."""
+    mismatched, known = recipe.objective.mismatched, recipe.objective.reference == "precomputed"
+    return (1 + mismatched) * (
+        16 * tokens + known * 4 * tokens // recipe.seq_len
+    ) + mismatched * 4 * tokens // recipe.seq_len
 
 
 def _buffers(rank: RankPlan, works: tuple[Work, ...]) -> Int:

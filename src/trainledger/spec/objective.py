@@ -1,4 +1,4 @@
-"""The objective of training: the next token, or preferences between two answers to one prompt."""
+"""The objective of training: the next token, or preferences among answers to a prompt."""
 
 from __future__ import annotations
 
@@ -10,10 +10,24 @@ from trainledger.spec.setting import setting
 
 @frozen(kw_only=True)
 class NextToken:
-    """The mean loss over all tokens."""
+    """The mean loss over all tokens.
+
+    ``answers`` are the sequences of an example of each objective, a prompt with an answer each; a ``reference`` is a
+    frozen model whose log-probabilities it compares with; ``mismatched`` answers are those of other prompts.
+    """
 
     kind: ClassVar[str] = "next-token"
+    answers: ClassVar[int] = 0
     reference: ClassVar[str | None] = None
+    mismatched: ClassVar[bool] = False
+
+
+_BETA = "weight of the distance from the reference"
+_REFERENCE = (
+    "device = the reference's forward is a part of each step: of a second, frozen copy of the model, or with "
+    "recipe.lora of its own weights with adapters off; precomputed = its log-probabilities are taken once before"
+)
+_WHERE = ("device", "precomputed")
 
 
 @frozen(kw_only=True)
@@ -22,14 +36,40 @@ class DPO:
     prefers the chosen answer (Rafailov et al. 2023, arXiv 2305.18290, equation 7). Sequences come in pairs."""
 
     kind: ClassVar[str] = "dpo"
+    answers: ClassVar[int] = 2
+    mismatched: ClassVar[bool] = False
 
-    beta: float = setting("weight of the distance from the reference", 0.1, above=0)
-    reference: str = setting(
-        "device = the reference's forward is a part of each step: of a second, frozen copy of the model, or with "
-        "recipe.lora of its own weights with adapters off; precomputed = its log-probabilities are taken once before",
-        "device",
-        choices=("device", "precomputed"),
-    )
+    beta: float = setting(_BETA, 0.1, above=0)
+    reference: str = setting(_REFERENCE, "device", choices=_WHERE)
 
 
-Objective = NextToken | DPO
+@frozen(kw_only=True)
+class ORPO:
+    """Odds ratio preference optimization: the mean loss of the chosen answer's tokens, plus ``weight`` times -log
+    sigmoid of the logarithm of the ratio of both answers' odds (Hong et al. 2024, arXiv 2403.07691, equations 6 and 7).
+    Sequences come in pairs; there is no reference."""
+
+    kind: ClassVar[str] = "orpo"
+    answers: ClassVar[int] = 2
+    reference: ClassVar[str | None] = None
+    mismatched: ClassVar[bool] = False
+
+    weight: float = setting("weight of the odds ratio beside the loss of the chosen answer (lambda)", 0.1, above=0)
+
+
+@frozen(kw_only=True)
+class KTO:
+    """Kahneman-Tversky optimization: each answer alone is desirable or not, by how much likelier it is than under a
+    frozen reference, less the same of mismatched answers (Ethayarajh et al. 2024, arXiv 2402.01306, equation 8)."""
+
+    kind: ClassVar[str] = "kto"
+    answers: ClassVar[int] = 1
+    mismatched: ClassVar[bool] = True
+
+    beta: float = setting(_BETA, 0.1, above=0)
+    desirable: float = setting("weight of a desirable answer", 1.0, above=0)
+    undesirable: float = setting("weight of an undesirable answer", 1.0, above=0)
+    reference: str = setting(_REFERENCE, "device", choices=_WHERE)
+
+
+Objective = NextToken | DPO | ORPO | KTO

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import ClassVar
 
 from trainledger.spec.frozen import frozen
-from trainledger.spec.objective import DPO, NextToken, Objective
+from trainledger.spec.objective import DPO, KTO, ORPO, NextToken, Objective
 from trainledger.spec.optimizers import OPTIMIZERS, AdamW, Optimizer
 from trainledger.spec.parts import part
 from trainledger.spec.precision import FP32, PRECISIONS, Precision
@@ -233,9 +233,12 @@ class Recipe:
     )
     objective: Objective = part(
         "next-token = the loss of each token; dpo = of pairs of a chosen and a rejected answer, each a sequence of the "
-        "batch, against a frozen reference",
+        "batch, against a frozen reference; orpo = of pairs without a reference; kto = of single answers, desirable or "
+        "not, against a reference and mismatched answers",
         NextToken,
         DPO,
+        ORPO,
+        KTO,
         default=NextToken(),
     )
     expert_dispatch: Dropless | Capacity = part(

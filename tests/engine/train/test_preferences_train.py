@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from test_resume import StopAfter, curve, sha
 from tiny_run import tiny_run
 
@@ -44,9 +45,23 @@ def pairs_in(directory: Path, count: int = 40) -> Path:
     return path
 
 
+def singles_in(directory: Path, count: int = 40) -> Path:
+    """The same answers, each alone with its label."""
+    pairs = [json.loads(line) for line in pairs_in(directory, count).read_text().splitlines()]
+    lines = [
+        {"prompt": pair["prompt"], "completion": pair[name], "label": name == "chosen"}
+        for pair in pairs
+        for name in ("chosen", "rejected")
+    ]
+    path = directory / "singles.jsonl"
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return path
+
+
 def run_in(directory: Path, **recipe: Any) -> Run:
     run = tiny_run(MODEL, **{**RECIPE, **recipe})
-    data = {"path": (str(pairs_in(directory)),), "validation_fraction": 0.2, "cache": str(directory / "cache")}
+    records = singles_in(directory) if run.recipe.objective.mismatched else pairs_in(directory)
+    data = {"path": (str(records),), "validation_fraction": 0.2, "cache": str(directory / "cache")}
     return replace(run, data=with_fields(run.data, data))
 
 
@@ -58,6 +73,11 @@ CASES: dict[str, dict[str, Any]] = {
     "adapters, taken before": {"objective.reference": "precomputed", "lora.rank": 3},
     "in chunks": {"loss": "chunked", "loss.chunks": 8},
     "recomputed, bf16": {"precision": "bf16-mixed", "activation_checkpointing": "full"},
+    "odds ratio": {"objective": "orpo"},
+    "odds ratio, adapters, in chunks": {"objective": "orpo", "lora.rank": 3, "loss": "chunked", "loss.chunks": 8},
+    "single answers": {"objective": "kto"},
+    "single answers, adapters": {"objective": "kto", "lora.rank": 3, "lora.dropout": 0.1},
+    "single answers, taken before": {"objective": "kto", "objective.reference": "precomputed"},
 }
 
 
@@ -72,8 +92,9 @@ def test_a_stopped_run_ends_with_the_same_bits(tmp_path: Path, case: str) -> Non
     assert sha(again, "optimizer.safetensors") == sha(whole, "optimizer.safetensors")
     assert curve(tmp_path / "cut") == curve(tmp_path / "whole")
     losses = [line["loss"] for line in curve(tmp_path / "whole") if "loss" in line]
-    assert losses[0] == pytest.approx(math.log(2), abs=1e-3)  # the model is still its reference
-    assert losses[-1] < 0.99 * losses[0]
+    first = {"dpo": math.log(2), "orpo": losses[0], "kto": 0.5}[run.recipe.objective.kind]
+    assert losses[0] == pytest.approx(first, abs=1e-3)  # the model is still its reference
+    assert min(losses) < 0.99 * losses[0]
     assert not [name for name in stored_in([whole.checkpoint / "model.safetensors"]) if name.startswith("reference")]
     # The metered step of the run against the account.
     assert meter.ledger is not None
@@ -114,21 +135,67 @@ def test_the_loss_is_that_of_the_paper(tmp_path: Path) -> None:
     assert (targets[:, 0] == IGNORED).all()
     assert (targets != IGNORED).any(axis=1).all()
 
-    def log_probabilities(model: Any) -> Any:
-        logits = model(batch[0]).detach().double().numpy()
-        logp = (
-            logits
-            - np.log(np.exp(logits - logits.max(-1, keepdims=True)).sum(-1, keepdims=True))
-            - logits.max(-1, keepdims=True)
-        )
-        taken = np.take_along_axis(logp, np.maximum(targets, 0)[..., None], -1)[..., 0]
-        return (taken * (targets != IGNORED)).sum(1)
-
-    ratio = log_probabilities(model) - log_probabilities(model.reference)
+    ours, theirs = (log_probabilities(each, batch[0], targets) for each in (model, model.reference))
+    ratio = ours - theirs
     margin = 0.3 * (ratio[0::2] - ratio[1::2])
     expected = np.log1p(np.exp(-margin)).mean()
     assert loss_of_batch(model, batch, run.recipe).item() == pytest.approx(expected, rel=1e-5)
     assert inputs.shape == (4, 24)
+
+
+def log_probabilities(model: Any, inputs: torch.Tensor, targets: Any) -> Any:
+    """By numpy in fp64 from the logits: the sum over the targets of each row."""
+    logits = model(inputs).detach().double().numpy()
+    logp = logits - logits.max(-1, keepdims=True)
+    logp -= np.log(np.exp(logp).sum(-1, keepdims=True))
+    return (np.take_along_axis(logp, np.maximum(targets, 0)[..., None], -1)[..., 0] * (targets != IGNORED)).sum(1)
+
+
+def test_the_odds_ratio_is_that_of_the_paper(tmp_path: Path) -> None:
+    """Equations 1, 4, 6 and 7, whose probabilities are means over an answer's tokens."""
+    run = run_in(tmp_path, objective="orpo", **{"objective.weight": 0.3})
+    model = build_model(run.model, run.recipe)
+    initialize(model, seed=1)
+    batch = next(iter(open_pairs(run, "cpu").batches(0)))[0]
+    targets = batch[1].numpy()
+    mean = log_probabilities(model, batch[0], targets) / (targets != IGNORED).sum(1)
+    odds = np.exp(mean) / (1 - np.exp(mean))
+    expected = (-mean[0::2] + 0.3 * np.log1p(odds[1::2] / odds[0::2])).mean()
+    assert loss_of_batch(model, batch, run.recipe).item() == pytest.approx(expected, rel=1e-5)
+
+
+def test_the_value_of_single_answers_is_that_of_the_paper(tmp_path: Path) -> None:
+    """Equation 8: the sigmoid of beta times the logarithm of the ratio less the distance of mismatched answers."""
+    run = run_in(tmp_path, objective="kto", **{"objective.beta": 0.3, "objective.undesirable": 1.5})
+    model = build_model(run.model, run.recipe)
+    initialize(model, seed=1)
+    initialize(add_reference(model, run), seed=2)
+    inputs, targets, weights, others, other_targets = next(iter(open_pairs(run, "cpu").batches(0)))[0]
+    assert set(weights.tolist()) <= {1.0, -1.5}
+
+    def ratio(inputs: torch.Tensor, targets: torch.Tensor) -> Any:
+        ours, theirs = (log_probabilities(each, inputs, targets.numpy()) for each in (model, model.reference))
+        return ours - theirs
+
+    distance = max(0.0, ratio(others, other_targets).mean())
+    signs = np.sign(weights.numpy())
+    value = 1 / (1 + np.exp(-0.3 * signs * (ratio(inputs, targets) - distance)))
+    expected = (np.abs(weights.numpy()) * (1 - value)).mean()
+    batch = (inputs, targets, weights, others, other_targets)
+    assert loss_of_batch(model, batch, run.recipe).item() == pytest.approx(expected, rel=1e-5)
+
+
+def test_mismatched_rows_have_their_prompt_and_another_answer(tmp_path: Path) -> None:
+    pairs = open_pairs(run_in(tmp_path, objective="kto"), "cpu")
+    for pair, before in zip(pairs.train, [pairs.train[-1], *pairs.train[:-1]], strict=True):
+        (own, begins), (other, other_begins) = pair.rows
+        assert begins == other_begins
+        assert own[:begins].tolist() == other[:begins].tolist()
+        assert other[begins:].tolist() == before.rows[0][0][begins:].tolist()
+    run = run_in(tmp_path, objective="kto")
+    (tmp_path / "singles.jsonl").write_text('{"prompt": "a", "completion": "b", "label": "good"}\n')
+    with pytest.raises(InvalidInput, match="has the label 'good', which must be true or false"):
+        open_pairs(run, "cpu")
 
 
 def test_what_is_of_documents_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -137,7 +204,7 @@ def test_what_is_of_documents_is_refused(tmp_path: Path, capsys: pytest.CaptureF
     assert main(["data", str(tmp_path / "run" / "run.toml")]) == 2
     assert main(["evaluate", str(tmp_path / "run")]) == 2
     said = capsys.readouterr().err
-    assert "has pairs, which are tokenized when training begins" in said
+    assert "has answers to prompts, which are tokenized when training begins" in said
     assert "is not a run with held-out text; name files, directories or globs" in said
 
 

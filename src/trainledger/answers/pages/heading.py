@@ -11,7 +11,7 @@ from trainledger.report.document import Item, Items, Section, section
 from trainledger.report.table import commands, wrapped
 from trainledger.spec.layout import Layout
 from trainledger.spec.model import ModelSpec
-from trainledger.spec.objective import DPO
+from trainledger.spec.objective import DPO, KTO, ORPO
 from trainledger.spec.optimizers import ACCOUNTED_ONLY
 from trainledger.spec.recipe import Recipe
 from trainledger.spec.run import BLOCK_ROWS, Run, dealt
@@ -75,20 +75,21 @@ def of_run(run: Run) -> tuple[str, ...]:
 
 def _sequences(recipe: Recipe) -> str:
     """The sequences of a step, of preferences in pairs."""
-    pairs = recipe.objective.reference is not None
-    return (
-        f"{counted(recipe.global_batch // 2, 'pair')} of sequences"
-        if pairs
-        else counted(recipe.global_batch, "sequence")
-    )
+    if recipe.objective.answers == 2:
+        return f"{counted(recipe.global_batch // 2, 'pair')} of sequences"
+    return counted(recipe.global_batch, "sequence")
 
 
 def _objective(recipe: Recipe) -> Iterator[str]:
     """What preferences are compared with."""
-    if isinstance(recipe.objective, DPO):
+    objective = recipe.objective
+    if isinstance(objective, ORPO):
+        yield f"ORPO with weight {objective.weight:g} of the odds ratio, without a reference"
+    if isinstance(objective, DPO | KTO):
         beside = "a second, frozen model" if recipe.lora is None else "the frozen weights with adapters off"
-        reference = beside if recipe.objective.reference == "device" else "precomputed"
-        yield f"DPO with beta {recipe.objective.beta:g}; the reference is {reference}"
+        reference = beside if objective.reference == "device" else "precomputed"
+        further = ", and a forward more of mismatched answers" if objective.mismatched else ""
+        yield f"{objective.kind.upper()} with beta {objective.beta:g}; the reference is {reference}{further}"
 
 
 def unfused_update(run: Run, seconds: float | None) -> str | None:

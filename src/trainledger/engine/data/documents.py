@@ -198,6 +198,7 @@ def _records(segment: Segment, text_field: str) -> Iterator[Document]:
             raise _bad_line(segment, offset, number, missing_field(text_field, list(record)), "data.text_field")
         text = record[text_field]
         text = chat_text(text) or text if isinstance(text, list) else text
+        text = json.dumps(text) if isinstance(text, bool) and text_field == "label" else text  # of a single answer
         if text is None:
             continue
         if not isinstance(text, str):
@@ -368,8 +369,7 @@ def _rows(segment: Segment, text_field: str) -> Iterator[Document]:
                 try:
                     batch = next(batches, None)
                 except (arrow.ArrowException, OSError) as error:
-                    what = str(error).splitlines()[0]
-                    rule = f"is corrupt in row group {group} after row {row}: {what}"
+                    rule = f"is corrupt in row group {group} after row {row}: {str(error).splitlines()[0]}"
                     raise InvalidInput([file_problem("data.path", segment.path, rule)]) from None
                 if batch is None:
                     break

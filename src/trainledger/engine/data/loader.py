@@ -192,7 +192,7 @@ def open_loader(
     than a sequence.
     """
     recipe = run.recipe
-    if recipe.objective.reference is not None:
+    if recipe.objective.answers:
         return open_pairs(run, device, rank=rank, ranks=ranks)
     mixture = open_mixture(run.data, vocab_size=run.model.vocab_size, progress=progress)
     mixture.check_vocabulary(run.model.vocab_size)

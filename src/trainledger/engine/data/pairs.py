@@ -1,7 +1,10 @@
-"""Pairs of answers to a prompt, as batches: records with the fields ``prompt``, ``chosen`` and ``rejected``.
+"""Answers to prompts, as batches: records with the fields ``prompt``, ``chosen`` and ``rejected``, or of single answers
+``prompt``, ``completion`` and ``label`` (true or false).
 
 A row is an end token, the prompt, one answer and an end token, cut off at seq_len tokens after the first, or filled up.
 Targets of the prompt and of what fills up are `IGNORED`. The rows of a pair are neighbours, the chosen answer first.
+With a single answer come its weight, below zero for one that is undesirable, and the row of its prompt with the answer
+of the record before (the last one's for the first).
 
 Shapes: B rows of a micro-batch, T = seq_len.
 """
@@ -11,7 +14,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -23,12 +26,13 @@ from trainledger.engine.data.documents import Document, documents, held_out
 from trainledger.engine.data.files import problem_of_writing
 from trainledger.engine.data.mixture import sequences_of_step
 from trainledger.engine.data.tokenizer import ByteTokenizer, Ids, Tokenizer, read_tokenizer
+from trainledger.spec.objective import KTO
 from trainledger.spec.problem import InvalidInput, Problem
 from trainledger.spec.run import DataSpec, Run
 from trainledger.spec.runfile import vocabulary_problem
 from trainledger.spec.units import ceil_div
 
-PROMPT, ANSWERS = "prompt", ("chosen", "rejected")
+PROMPT, ANSWERS, SINGLE = "prompt", ("chosen", "rejected"), ("completion", "label")
 IGNORED = -100
 
 Losses = Callable[[Tensor, Tensor], Tensor]  # inputs_BT and targets_BT to the summed loss of each row
@@ -37,10 +41,12 @@ Together = Callable[[Callable[[], list[list[float]]]], list[list[list[float]]]] 
 
 @dataclass(frozen=True)
 class Pair:
-    """The tokens of both rows of a pair, where their answers begin, and the place of the record."""
+    """The tokens of both rows of an example, where their answers begin, the place of the record, and the weight of a
+    single answer, whose second row is mismatched."""
 
     rows: tuple[tuple[Ids, int], ...]
     place: str
+    weight: float = 0.0
 
 
 class Pairs:
@@ -67,22 +73,30 @@ class Pairs:
     @property
     def validation_sequences(self) -> Mapping[str, int]:
         """How many rows `validation` gives."""
-        return {"": min(max(2, self.recipe.evaluation.sequences // 2 * 2), 2 * len(self.held_out))}
+        answers = self.recipe.objective.answers
+        asked = max(1, self.recipe.evaluation.sequences // answers)
+        return {"": answers * min(asked, len(self.held_out))}
 
     def batches(self, first_step: int) -> Iterator[Sequence[tuple[Tensor, ...]]]:
         """The micro-batches of step ``first_step``, of the next, and so on; each epoch has an order of its own."""
-        count = self.recipe.global_batch // 2 // self.ranks
+        count = self.recipe.global_batch // self.recipe.objective.answers // self.ranks
         for step in itertools.count(first_step):
             own = self._order(step, self.rank * count, count)
             yield [self._batch(pairs) for pairs in self._divided([self.train[at] for at in own])]
 
     def documents(self, step: int) -> Sequence[str]:
         """The places of the records that the batch of a step has."""
-        return [self.train[at].place for at in self._order(step, 0, self.recipe.global_batch // 2)]
+        return [
+            self.train[at].place
+            for at in self._order(step, 0, self.recipe.global_batch // self.recipe.objective.answers)
+        ]
 
     def validation(self, source: str = "") -> Iterator[tuple[Tensor, ...]]:
         """The held-out batches, the same each time."""
-        return map(self._batch, self._divided(self.held_out[: self.validation_sequences[source] // 2]))
+        return map(
+            self._batch,
+            self._divided(self.held_out[: self.validation_sequences[source] // self.recipe.objective.answers]),
+        )
 
     def take_reference(self, losses: Losses, together: Together) -> None:
         """Have the reference's losses of all pairs, in the order of the records, for batches from now on.
@@ -90,10 +104,10 @@ class Pairs:
         Data ranks take micro-batches in turn, equally many, and ``together`` gives all of them what each has.
         """
         # Ranks that gather weights together take equally many turns: the last ones may repeat the last micro-batch.
-        divided = list(self._divided([*self.train, *self.held_out]))
+        divided = list(self._divided([*self.train, *self.held_out], rows=2))
         turns = ceil_div(len(divided), self.ranks)
         taken = (divided[min(self.rank * turns + turn, len(divided) - 1)] for turn in range(turns))
-        own = [losses(*self._batch(pairs)[:2]).tolist() for pairs in taken]
+        own = [losses(*self._tokens([row for pair in pairs for row in pair.rows])).tolist() for pairs in taken]
         every = itertools.chain(*together(lambda: own))
         self._known = {
             id(pair): torch.tensor(rows[2 * at : 2 * at + 2], device=self.device)
@@ -105,29 +119,40 @@ class Pairs:
         """Nothing is open."""
 
     def _order(self, step: int, first: int, count: int) -> list[int]:
-        n, whole = len(self.train), self.recipe.global_batch // 2
         order: list[int] = sequences_of_step(
-            n, seed=self.recipe.seed, step=step, global_batch=whole, first=first, count=count
+            len(self.train),
+            seed=self.recipe.seed,
+            step=step,
+            global_batch=self.recipe.global_batch // self.recipe.objective.answers,
+            first=first,
+            count=count,
         ).tolist()
         return order
 
-    def _divided(self, pairs: Sequence[Pair]) -> Iterator[Sequence[Pair]]:
-        """Pairs in micro-batches, the last of which may be smaller."""
-        size = self.micro_batch // 2
+    def _divided(self, pairs: Sequence[Pair], *, rows: int = 0) -> Iterator[Sequence[Pair]]:
+        """Examples in micro-batches, the last of which may be smaller; of so many ``rows`` each, or their answers."""
+        size = max(1, self.micro_batch // (rows or self.recipe.objective.answers))
         return (pairs[first : first + size] for first in range(0, len(pairs), size))
 
     def _batch(self, pairs: Sequence[Pair]) -> tuple[Tensor, ...]:
-        """Inputs [B, T] and targets [B, T], and the reference's losses [B] where they are known."""
-        rows = [row for pair in pairs for row in pair.rows]
+        """Inputs [B, T] and targets [B, T]; of single answers weights and the same of mismatched rows; and the
+        reference's losses [B] where they are known."""
+        known = [self._known[id(pair)] for pair in pairs if self._known]
+        if not self.recipe.objective.mismatched:
+            batch = self._tokens([row for pair in pairs for row in pair.rows])
+            return (*batch, torch.cat(known)) if known else batch
+        weights = torch.tensor([pair.weight for pair in pairs], device=self.device)
+        own, mismatched = (self._tokens([pair.rows[at] for pair in pairs]) for at in (0, 1))
+        return (*own, weights, *mismatched, *(torch.stack(known, 1) if known else ()))
+
+    def _tokens(self, rows: Sequence[tuple[Ids, int]]) -> tuple[Tensor, Tensor]:
+        """Inputs [B, T] and targets [B, T] of rows."""
         ids = torch.full((len(rows), self.recipe.seq_len + 1), self.end_id)
         targets = torch.full((len(rows), self.recipe.seq_len), IGNORED)
         for at, (tokens, begins) in enumerate(rows):
             ids[at, : len(tokens)] = torch.from_numpy(tokens.astype(np.int64))
             targets[at, begins - 1 : len(tokens) - 1] = ids[at, begins : len(tokens)]
-        batch = (ids[:, :-1].contiguous().to(self.device), targets.to(self.device))
-        if not self._known:
-            return batch
-        return (*batch, torch.cat([self._known[id(pair)] for pair in pairs]))
+        return ids[:, :-1].contiguous().to(self.device), targets.to(self.device)
 
 
 def open_pairs(run: Run, device: torch.device | str, *, rank: int = 0, ranks: int = 1) -> Pairs:
@@ -152,7 +177,10 @@ def open_pairs(run: Run, device: torch.device | str, *, rank: int = 0, ranks: in
         raise problem_of_writing(cache, error) from None
     split: tuple[list[Pair], list[Pair]] = ([], [])
     cut = without = 0
-    for prompt, answers in _records(corpus, data):
+    objective = run.recipe.objective
+    what, fields = ("pairs", ANSWERS) if objective.answers == 2 else ("answers", SINGLE)
+    for prompt, answers in _records(corpus, data, fields):
+        weight = _weight(objective, answers.pop(), prompt.place) if isinstance(objective, KTO) else 0.0
         encoded = tokenizer.encode([prompt.text, *answers])
         end = np.array([tokenizer.end_id], dtype=np.uint32)
         begins = 1 + len(encoded[0])
@@ -163,30 +191,52 @@ def open_pairs(run: Run, device: torch.device | str, *, rank: int = 0, ranks: in
             continue
         cut += any(len(row) > run.recipe.seq_len + 1 for row in rows)
         # By the prompt: none is trained on with one pair and held out with another.
-        pair = Pair(tuple((row[: run.recipe.seq_len + 1], begins) for row in rows), prompt.place)
+        pair = Pair(tuple((row[: run.recipe.seq_len + 1], begins) for row in rows), prompt.place, weight)
         split[held_out(prompt.text.encode(), data.validation_fraction)].append(pair)
     length = f"recipe.seq_len = {run.recipe.seq_len} tokens"
     if not all(split):
-        rule = f"leaves {len(split[0])} pairs to train on and {len(split[1])} to hold out, of prompts below {length}"
+        rule = f"leaves {len(split[0])} {what} to train on and {len(split[1])} to hold out, of prompts below {length}"
         raise InvalidInput([Problem("data.validation_fraction", data.validation_fraction, rule)])
-    remarks = [f"{len(split[0]):,} pairs are trained on, {len(split[1]):,} are held out."]
+    remarks = [f"{len(split[0]):,} {what} are trained on, {len(split[1]):,} are held out."]
     if cut or without:
         remarks.append(
-            f"Of {cut:,} pairs an answer is cut off at {length}; {without:,} with a longer prompt are left out."
+            f"Of {cut:,} {what} an answer is cut off at {length}; {without:,} with a longer prompt are left out."
         )
-    return Pairs(run, tokenizer, corpus, *split, device, remarks, rank, ranks)
+    train, held = (_mismatched(part, run.recipe.seq_len) if objective.mismatched else part for part in split)
+    return Pairs(run, tokenizer, corpus, train, held, device, remarks, rank, ranks)
 
 
-def _records(corpus: Corpus, data: DataSpec) -> Iterator[tuple[Document, list[str]]]:
-    """The prompt and both answers of each record."""
+def _weight(objective: KTO, label: str, place: str) -> float:
+    """The weight of a single answer, below zero for one that is undesirable."""
+    if label not in ("true", "false"):
+        raise InvalidInput(
+            [Problem("data.path", place, f"has the label {label!r}, which must be true or false", "true")]
+        )
+    return objective.desirable if label == "true" else -objective.undesirable
+
+
+# TRL mismatches within micro-batches of a fixed order (1.16, kto_trainer.py); so does the paper. Here each epoch has
+# another order, so that the answers of the records in their own are moved by one, once.
+def _mismatched(pairs: Sequence[Pair], seq_len: int) -> list[Pair]:
+    """Examples with a second row each: their own prompt and the answer of the one before."""
+    found = []
+    for pair, before in zip(pairs, [pairs[-1], *pairs[:-1]], strict=True):
+        (row, begins), (other, others_begin) = pair.rows[0], before.rows[0]
+        joined = np.concatenate([row[:begins], other[others_begin:]])[: seq_len + 1]
+        found.append(replace(pair, rows=(pair.rows[0], (joined, begins))))
+    return found
+
+
+def _records(corpus: Corpus, data: DataSpec, fields: Sequence[str]) -> Iterator[tuple[Document, list[str]]]:
+    """The prompt and the texts of some fields of each record."""
     for segment in (segment for shard in plan_shards(corpus) for segment in shard):
         if segment.kind == "text":
-            rule = f"is text, and preferences are records with the fields {PROMPT}, {' and '.join(ANSWERS)}"
+            rule = f"is text, and preferences are records with the fields {PROMPT}, {' and '.join(fields)}"
             raise InvalidInput([Problem("data.path", segment.path, rule, "a .jsonl or .parquet file")])
-        answers = [{answer.at: answer.text for answer in documents(segment, field)} for field in ANSWERS]
+        answers = [{answer.at: answer.text for answer in documents(segment, field)} for field in fields]
         for prompt in documents(segment, PROMPT):
             texts = [by_place.get(prompt.at) for by_place in answers]
             if None in texts:
-                rule = f"has a prompt and no text in the field {ANSWERS[texts.index(None)]}"
+                rule = f"has a prompt and no text in the field {fields[texts.index(None)]}"
                 raise InvalidInput([Problem("data.path", prompt.place, rule)])
             yield prompt, [text for text in texts if text is not None]

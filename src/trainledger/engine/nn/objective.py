@@ -1,12 +1,13 @@
-"""The loss of a batch under a recipe's objective: of next tokens, or of preferences against a frozen reference.
+"""The loss of a batch under a recipe's objective: of next tokens, or of preferences among answers.
 
-Shapes: B sequences, of preferences two for each of P pairs, the chosen one first; T tokens, N = B T in a row, V rows of
+Shapes: B sequences, of pairs two for each of P, the chosen one first; T tokens, N = B T in a row, V rows of
 logits. Targets below zero do not count.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 import torch.nn.functional as F
@@ -15,19 +16,34 @@ from torch.nn.parallel import DistributedDataParallel
 
 from trainledger.engine.nn.lora import adapters_off
 from trainledger.engine.nn.loss import cross_entropy, run_loss
-from trainledger.spec.objective import DPO
+from trainledger.spec.objective import DPO, ORPO, NextToken
 from trainledger.spec.recipe import Recipe
 
 
 def loss_of_batch(model: nn.Module, batch: Sequence[Tensor], recipe: Recipe) -> Tensor:
-    """The mean loss of inputs [B, T] and targets [B, T]; of preferences of pairs, the reference's losses [B] third
-    where they are precomputed."""
-    inputs_BT, targets_BT, *known = batch
-    if not isinstance(recipe.objective, DPO):
+    """The mean loss of inputs [B, T] and targets [B, T].
+
+    Of single answers there follow weights [B], below zero for those that are undesirable, and inputs and targets of
+    mismatched ones; last the reference's losses [B] of each inputs where they are precomputed.
+    """
+    inputs_BT, targets_BT, *more = batch
+    objective = recipe.objective
+    if isinstance(objective, NextToken):
         return run_loss(model, inputs_BT, targets_BT, recipe)
-    alone = model.module if isinstance(model, DistributedDataParallel) else model  # a reference has no gradients to sum
-    reference_B = known[0] if known else reference_losses(alone, inputs_BT, targets_BT, recipe)
-    return preference(sequence_losses(model, inputs_BT, targets_BT, recipe), reference_B, recipe.objective.beta)
+    if isinstance(objective, ORPO):
+        return odds_ratio(sequence_losses(model, inputs_BT, targets_BT, recipe), targets_BT, objective.weight)
+    alone = model.module if isinstance(model, DistributedDataParallel) else model  # no gradients are to sum of these
+    if isinstance(objective, DPO):
+        reference_B = more[0] if more else reference_losses(alone, inputs_BT, targets_BT, recipe)
+        return preference(sequence_losses(model, inputs_BT, targets_BT, recipe), reference_B, objective.beta)
+    weights_B, others_BT, other_targets_BT, *known = more
+    if not known:
+        known.append(reference_losses(alone, inputs_BT, targets_BT, recipe))
+        known.append(reference_losses(alone, others_BT, other_targets_BT, recipe))
+    with _without_graph():
+        distance = (known.pop() - sequence_losses(alone, others_BT, other_targets_BT, recipe)).mean().clamp(min=0)
+    losses_B = sequence_losses(model, inputs_BT, targets_BT, recipe)
+    return desirability(losses_B, known.pop(), distance, weights_B, objective.beta)
 
 
 def preference(losses_B: Tensor, reference_B: Tensor, beta: float) -> Tensor:
@@ -40,11 +56,44 @@ def preference(losses_B: Tensor, reference_B: Tensor, beta: float) -> Tensor:
     return F.softplus((rejected_P - chosen_P) * beta).mean()
 
 
+def odds_ratio(losses_B: Tensor, targets_BT: Tensor, weight: float) -> Tensor:
+    """The mean over pairs of the chosen answer's loss per token, and of ``weight`` times -log sigmoid of the logarithm
+    of the ratio of both answers' odds (Hong et al. 2024, arXiv 2403.07691, equations 4, 6 and 7)."""
+    means_B = losses_B / (targets_BT >= 0).sum(1)
+    # With P = exp(-x) for a mean loss x per token, the logarithm of (1 - P) / P is that of exp(x) - 1.
+    chosen_P, rejected_P = means_B.expm1().log().view(-1, 2).unbind(1)
+    return (means_B.view(-1, 2)[:, 0] + F.softplus(chosen_P - rejected_P) * weight).mean()
+
+
+def desirability(losses_B: Tensor, reference_B: Tensor, distance: Tensor, weights_B: Tensor, beta: float) -> Tensor:
+    """The mean of |weight| times one less the value of an answer (Ethayarajh et al. 2024, arXiv 2402.01306, eq. 8).
+
+    The value is the sigmoid of beta times by how much likelier than under the reference the answer is, less the
+    distance from it, a scalar; times -1 where the weight is below zero.
+    """
+    worse_B = losses_B - reference_B + distance
+    return (torch.sigmoid(worse_B * weights_B.sign() * beta) * weights_B.abs()).mean()
+
+
 def reference_losses(model: nn.Module, inputs_BT: Tensor, targets_BT: Tensor, recipe: Recipe) -> Tensor:
     """The losses [B] of sequences under the model's frozen reference: a second one, or itself with adapters off."""
     beside = model.reference
-    with torch.no_grad(), adapters_off(model):
+    with _without_graph(), adapters_off(model):
         return sequence_losses(beside if isinstance(beside, nn.Module) else model, inputs_BT, targets_BT, recipe)
+
+
+# Autocast would keep the low-precision copies of trained weights that it makes here for the forward with a graph, to
+# which they would not belong: no gradient would come to the weights (torch 2.13).
+@contextmanager
+def _without_graph() -> Iterator[None]:
+    """Inside there are no gradients, and autocast keeps no copies."""
+    kept = torch.is_autocast_cache_enabled()
+    torch.set_autocast_cache_enabled(False)
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        torch.set_autocast_cache_enabled(kept)
 
 
 def sequence_losses(model: nn.Module, inputs_BT: Tensor, targets_BT: Tensor, recipe: Recipe) -> Tensor:

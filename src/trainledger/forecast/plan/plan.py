@@ -107,7 +107,10 @@ def _rows(account: RunAccount, peak_nbytes: int) -> Iterator[RuleOfThumb]:
     attention = thumb.attention_flops_per_token(L, d, T)
     six = thumb.training_flops(count.active, 1)
     idle = "; frozen weights need no gradient of their own: about 4 N" if recipe.lora is not None else ""
-    beside = f"; a reference's forward is 2 {n} more" if recipe.objective.reference == "device" else ""
+    forwards = recipe.objective.mismatched + (recipe.objective.reference == "device") * (
+        1 + recipe.objective.mismatched
+    )
+    beside = f"; forwards beside the model's are {2 * forwards} {n} more" if forwards else ""
     yield RuleOfThumb(
         "FLOPs per token",
         f"2 {n}, forward",

@@ -203,7 +203,8 @@ def step_waterfall(run: Run, found: Forecast) -> tuple[Bar, ...]:
 
 def _beyond(run: Run) -> str:
     """The model FLOPs of a run that 6 N D does not count."""
-    return WITH_REFERENCE if run.recipe.objective.reference == "device" else BEYOND
+    objective = run.recipe.objective
+    return WITH_REFERENCE if objective.mismatched or objective.reference == "device" else BEYOND
 
 
 def _whole(account: RunAccount, machine: Machine, step: StepTime, around: Conditions) -> RunTime:

@@ -282,7 +282,7 @@ def forward(
             fused = recipe.loss.kind == "compiled"
             return megatron_cross_entropy(tape, logits, ids, tensor_group(sizes), compiled=fused)
     if is_one(sizes.layout.tensor):
-        sequences = None if recipe.objective.reference is None else sizes.B
+        sequences = sizes.B if recipe.objective.answers else None
         with tape.at("" if inside else within):
             value = loss(tape, recipe, states(), logits_of, trained, ids, sequences)
             return value if recipe.loss.chunks is None else tape.model_output(value)

@@ -78,25 +78,6 @@ def _sums(tape: Tape, losses: Array, sequences: Int) -> Array:
     return value
 
 
-def preference(tape: Tape, losses: Array, reference: Array) -> Array:
-    """The mean of -log sigmoid of beta times the margin, of the losses of pairs in a row and the reference's of them.
-
-    Rafailov et al. 2023 (arXiv 2305.18290), equation 7: the margin is by how much more than under the reference the
-    chosen answer of a pair is likelier than the rejected one.
-    """
-    ratios = tape.pointwise("sub", reference, losses)
-    ratios.node = tape.node([losses.node], (), lambda g: [tape.pointwise("neg", g)])
-    del losses, reference
-    pairs = ratios.elements // 2
-    chosen, rejected = op.parts(tape, ratios, [pairs, pairs], name="stack")
-    margins = op.times_number(tape, op.subtract(tape, rejected, chosen))
-    value = op.softplus(tape, margins)
-    del margins
-    mean = tape.make("mean", "reduction", value, elements=1, flops=pairs)
-    mean.node = tape.node([value.node], (), lambda g: [tape.pointwise("div", g, elements=pairs)])
-    return mean
-
-
 def compiled_cross_entropy(tape: Tape, logits: Array, targets: Array, *, upcast: bool) -> Array:
     """The same under torch.compile: a kernel forward and one backward, both from the logits in their own format."""
     # A row keeps, in addition to its logits, two fp32 numbers: its largest logit and the logarithm of the sum

@@ -41,7 +41,7 @@ def weight(tape: Tape, leaf: Leaf) -> Array:
     known = tape.cast_of(leaf)
     if known is None:
         known = cast(tape, leaf.array(), tape.compute_dtype)
-        if leaf.trained:  # autocast keeps no copies of what gets no gradient
+        if leaf.trained and tape.graph:  # autocast keeps no copies of what gets no gradient
             tape.remember_cast(leaf, known)
     return known
 
@@ -348,12 +348,12 @@ def repeat(tape: Tape, x: Array, repeats: Int) -> Array:
     return y
 
 
-def leading(tape: Tape, x: Array, elements: Int) -> Array:
+def leading(tape: Tape, x: Array, elements: Int, *, name: str = "slice_backward") -> Array:
     """A view of the leading part of each row, so many elements in all; the gradient is as large as x, with zeros."""
     whole, dtype = x.elements, x.dtype
 
     def backward(g: Array) -> Gradients:
-        return [tape.make("slice_backward", "embedding", g, elements=whole, dtype=dtype)]
+        return [tape.make(name, "embedding", g, elements=whole, dtype=dtype)]
 
     return x.view(elements, tape.node([x.node], (), backward))
 

@@ -16,7 +16,7 @@ from trainledger.ledger.model.forward import forward
 from trainledger.ledger.ops import operations as op
 from trainledger.ledger.ops.adapters import adapters_off, frozen_nbytes
 from trainledger.ledger.ops.linear import cast_weights, copies_nbytes
-from trainledger.ledger.ops.loss import preference
+from trainledger.ledger.ops.objective import desirability, distance, odds_ratio, preference
 from trainledger.ledger.optimizers.states import empty_buffers, set_formats
 from trainledger.ledger.parallel.expert import finish_gradients
 from trainledger.ledger.parallel.fully_sharded import FullySharded
@@ -183,17 +183,17 @@ class Work:
         with autocast, ExitStack() as stack:
             # Before the model's own forward, whose activations are then not there beside the reference's logits. TRL
             # runs it afterwards (1.16, trl/trainer/dpo_trainer.py, ``_compute_loss``).
-            reference = self._reference_losses(ids)
+            beside = self._beside(ids)
             stack.enter_context(self._sharding())
             if self.sharded is not None:
                 self.sharded.begins()
             received = None if self.chunk.begins else self._receive()
             value = forward(tape, self.sizes, self.leaves, ids, run.recipe, received)
             del received
-            if reference is not None:
+            if run.recipe.objective.answers:
                 with tape.at("loss"):
-                    value = preference(tape, value, reference)
-                del reference
+                    value = self._compared(value, beside)
+            beside.clear()
             if not self.chunk.ends:
                 self._send(value)
                 # What was sent is freed (Megatron-LM's deallocate_pipeline_outputs); the graph stays.
@@ -203,11 +203,34 @@ class Work:
                     value = op.divide_by_number(tape, value)
         return value
 
-    def _reference_losses(self, ids: Array) -> Array | None:
-        """The losses of a micro-batch's sequences under the frozen reference; None where the objective has none."""
+    def _beside(self, ids: Array) -> list[Array]:
+        """What an objective compares with, taken without a graph: losses of a micro-batch's sequences under the
+        reference, and the distance from it of mismatched ones."""
+        objective, tape = self.rank.run.recipe.objective, self.tape
+        if objective.reference is None:
+            return []
+        losses = [self._reference_losses(ids) for _ in range(1 + objective.mismatched)]
+        if objective.mismatched:
+            with tape.without_graph(), self._sharding():
+                if self.sharded is not None:
+                    self.sharded.begins()
+                own = [forward(tape, self.sizes, self.leaves, ids, self.rank.run.recipe)]
+            with tape.at("loss"):
+                losses.append(distance(tape, losses.pop(), own.pop()))
+        return losses
+
+    def _compared(self, losses: Array, beside: list[Array]) -> Array:
+        """The loss of preferences from those of sequences."""
+        objective = self.rank.run.recipe.objective
+        if objective.reference is None:
+            return odds_ratio(self.tape, losses, Array(self.sizes.rows, "int64", None))
+        if objective.mismatched:
+            return desirability(self.tape, losses, *beside)
+        return preference(self.tape, losses, *beside)
+
+    def _reference_losses(self, ids: Array) -> Array:
+        """The losses of a micro-batch's sequences under the frozen reference."""
         tape, recipe, beside = self.tape, self.rank.run.recipe, self.reference
-        if recipe.objective.reference is None:
-            return None
         if recipe.objective.reference == "precomputed":
             return Array(self.sizes.B, "fp32", None)
         model, within = (self, "") if beside is None else (beside, "reference")

@@ -160,11 +160,17 @@ def _build(run: Run) -> tuple[nn.Module, torch.optim.Optimizer]:
 
 def _batches(run: Run) -> list[Batch]:
     shape = (run.device_batch, run.recipe.seq_len)
-    tokens = [torch.randint(0, run.model.vocab_size, shape) for _ in range(2 * run.grad_accum)]
-    halves = zip(tokens[::2], tokens[1::2], strict=True)
-    if run.recipe.objective.reference == "precomputed":
-        return [(*pair, torch.rand(run.device_batch)) for pair in halves]
-    return list(halves)
+    objective = run.recipe.objective
+
+    def rows() -> tuple[Tensor, Tensor]:
+        return torch.randint(0, run.model.vocab_size, shape), torch.randint(0, run.model.vocab_size, shape)
+
+    def batch() -> Batch:
+        single = (torch.rand(run.device_batch), *rows()) if objective.mismatched else ()
+        known = 1 + objective.mismatched if objective.reference == "precomputed" else 0
+        return (*rows(), *single, *(torch.rand(run.device_batch) for _ in range(known)))
+
+    return [batch() for _ in range(run.grad_accum)]
 
 
 def _as_if_finite(found: Tensor) -> float:

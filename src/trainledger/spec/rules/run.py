@@ -193,9 +193,9 @@ def _linear_layers(spec: ModelSpec) -> list[str]:
 def _preferences(run: Run) -> Iterator[Problem]:
     """Contradictions between pairs of sequences with a reference, and the model, recipe and layout of a run."""
     recipe, layout, rows = run.recipe, run.layout, run.device_batch
-    if recipe.objective.reference is None:
+    if not recipe.objective.answers:
         return
-    if isinstance(rows, int) and rows % 2:
+    if isinstance(rows, int) and rows % recipe.objective.answers:
         field = "micro_batch" if recipe.micro_batch is not None else "global_batch"
         rule = f"a micro-batch of {rows} is not of pairs, a chosen and a rejected sequence each (recipe.objective)"
         yield Problem(f"recipe.{field}", getattr(recipe, field), rule, getattr(recipe, field) + layout.data_ranks)
