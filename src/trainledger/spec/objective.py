@@ -73,3 +73,4 @@ class KTO:
 
 
 Objective = NextToken | DPO | ORPO | KTO
+OBJECTIVES = {kind.kind: kind for kind in (NextToken, DPO, ORPO, KTO)}

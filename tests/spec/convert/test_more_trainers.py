@@ -496,7 +496,7 @@ def test_a_script_is_read_and_not_run(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("values", "field", "rule"),
     [
-        (TRL | {"beta": 0.1}, "beta", "runs a second model"),
+        (TRL | {"beta": 0.1}, "beta", "is of preferences: give the command"),
         (TRL | {"per_device_train_batch_sise": 2}, "per_device_train_batch_sise", "is no key of TRL"),
         (DEEPSPEED | {"optimizer": {"type": "OneBitAdam"}}, "optimizer.type", "is not accounted for"),
         (
@@ -527,7 +527,7 @@ def test_what_changes_numbers_is_not_passed_over(values: dict[str, Any], field: 
     assert rule in {each.field: each.rule for each in refused.value.problems}[field]
 
 
-@pytest.mark.parametrize("line", ["trl grpo --model_name_or_path gpt2", "accelerate launch dpo.py --beta 0.1"])
+@pytest.mark.parametrize("line", ["trl grpo --model_name_or_path gpt2", "accelerate launch cpo.py --beta 0.1"])
 def test_a_command_that_trains_otherwise_is_refused(line: str) -> None:
     with pytest.raises(InvalidInput, match="the command of TRL"):
         resolve(line)
@@ -538,7 +538,7 @@ def test_tables_name_only_what_a_run_has(program: str) -> None:
     table = tables()[program]
     said = {*table["fields"].values(), *table["always"], *table["products"]}
     said |= {path for words in table["words"].values() for meaning in words.values() for path in meaning}
-    parts = ("run", "target", "recipe", "layout", "optimizer", "schedule", "lora", "model", "precision")
+    parts = ("run", "target", "recipe", "layout", "optimizer", "schedule", "lora", "model", "precision", "objective")
     assert all(path in ("note", "refuse") or path.partition(".")[0] in parts for path in said)
 
 

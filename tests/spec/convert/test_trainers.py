@@ -11,7 +11,7 @@ from trainledger import load
 from trainledger.answers.load import resolve
 from trainledger.cli.train import init
 from trainledger.spec.convert.trainers import from_values, tables
-from trainledger.spec.parts import field_at
+from trainledger.spec.parts import field_at, table_of
 from trainledger.spec.problem import InvalidInput
 
 AXOLOTL: dict[str, Any] = {
@@ -151,6 +151,55 @@ def test_how_devices_share_a_run(more: dict[str, Any], devices: int | None, layo
     assert table["recipe"]["global_batch"] == batch
 
 
+PREFERENCES: dict[str, tuple[Any, dict[str, Any], int]] = {
+    "axolotl, dpo": (AXOLOTL | {"rl": "dpo", "rl_beta": 0.3}, {"kind": "dpo", "beta": 0.3}, 16),
+    "axolotl, orpo": (AXOLOTL | {"rl": "orpo", "orpo_alpha": 0.2}, {"kind": "orpo", "weight": 0.2}, 16),
+    "axolotl, kto": (AXOLOTL | {"rl": "kto", "kto_undesirable_weight": 0.5}, {"kind": "kto", "undesirable": 0.5}, 8),
+    "LLaMA-Factory, dpo": (FACTORY | {"stage": "dpo", "pref_beta": 0.2}, {"kind": "dpo", "beta": 0.2}, 16),
+    "LLaMA-Factory, orpo": (FACTORY | {"stage": "dpo", "pref_loss": "orpo"}, {"kind": "orpo"}, 16),
+    "LLaMA-Factory, kto": (
+        FACTORY | {"stage": "kto", "kto_rejected_weight": 2.0},
+        {"kind": "kto", "undesirable": 2.0},
+        8,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PREFERENCES)
+def test_preferences_are_objectives_whose_pairs_are_two_sequences(name: str) -> None:
+    values, objective, sequences = PREFERENCES[name]
+    plain = {key: value for key, value in values.items() if key not in ("rl", "stage", "pref_loss")}
+    table, before = (from_values(some, devices=1).table["recipe"] for some in (values, plain))
+    assert table["objective"] == objective
+    assert (table["micro_batch"], table["global_batch"]) == (
+        before["micro_batch"] * sequences // 8, before["global_batch"] * sequences // 8,
+    )  # fmt: skip
+
+
+LAUNCHED = {
+    "trl dpo --model_name_or_path Qwen/Qwen2.5-0.5B --precompute_ref_log_probs true --per_device_train_batch_size 2":
+        ({"kind": "dpo", "beta": 0.1, "reference": "precomputed"}, 4),
+    "accelerate launch trl/scripts/kto.py --model_name_or_path Qwen/Qwen2.5-0.5B --desirable_weight 2.0 "
+    "--per_device_train_batch_size 4": ({"kind": "kto", "beta": 0.1, "desirable": 2.0}, 4),
+    "trl orpo --model_name_or_path Qwen/Qwen2.5-0.5B --beta 0.3 --per_device_train_batch_size 1":
+        ({"kind": "orpo", "weight": 0.3}, 2),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("line", LAUNCHED)
+def test_commands_of_trl_are_objectives(line: str) -> None:
+    objective, rows = LAUNCHED[line]
+    recipe = resolve(line).recipe
+    assert table_of(recipe.objective).items() >= objective.items()
+    assert (recipe.micro_batch, recipe.seq_len, recipe.learning_rate) == (rows, 1024, 1e-6)
+    assert recipe.loss.kind == ("full" if objective["kind"] == "orpo" else "chunked")
+
+
+def test_another_loss_of_preferences_is_refused() -> None:
+    with pytest.raises(InvalidInput, match="loss_type = 'ipo': is not accounted for; nearest that works: sigmoid"):
+        resolve("trl dpo --model_name_or_path Qwen/Qwen2.5-0.5B --loss_type ipo")
+
+
 def test_a_deepspeed_file_is_opened(tmp_path: Path) -> None:
     (tmp_path / "mine.json").write_text(json.dumps({"zero_optimization": {"stage": 2}}))
     file = written(tmp_path, AXOLOTL | {"deepspeed": "mine.json"})
@@ -167,7 +216,7 @@ def test_a_deepspeed_file_is_opened(tmp_path: Path) -> None:
     ("values", "field", "rule", "nearest"),
     [
         (AXOLOTL | {"plugins": ["mine.Plugin"]}, "plugins", "is not accounted for", CUT_LOSS),
-        (AXOLOTL | {"rl": "dpo"}, "rl", "runs a second model", "without rl"),
+        (AXOLOTL | {"rl": "grpo"}, "rl", "generates text between steps", "dpo"),
         (AXOLOTL | {"optimizer": "adamw_torch_4bit"}, "optimizer", "is not accounted for", "adamw_torch_8bit"),
         (
             AXOLOTL | {"activation_offloading": True},
@@ -180,7 +229,7 @@ def test_a_deepspeed_file_is_opened(tmp_path: Path) -> None:
         (AXOLOTL | {"peft": {"loftq_config": {"loftq_bits": 4}}}, "peft", "quantized model", "without peft"),
         (AXOLOTL | {"deepspeed": "mine.json"}, "deepspeed", "gives no ZeRO stage", "zero2.json"),
         (AXOLOTL | {"load_in_4bit": True}, "weights in 4 bits", "need an adapter", None),
-        (FACTORY | {"stage": "dpo"}, "stage", "is not accounted for", "sft"),
+        (FACTORY | {"stage": "rm"}, "stage", "trains another head", "sft"),
         (FACTORY | {"use_galore": True}, "use_galore", "projects gradients", "use_galore: false"),
         (FACTORY | {"quantization_bit": 2}, "quantization_bit", "must be 4 or 8", 4),
     ],

@@ -11,6 +11,7 @@ from trainledger.spec.convert.trainers.files import Launched
 from trainledger.spec.convert.trainers.files import values_of as _values_of
 from trainledger.spec.convert.trainers.reading import Reading, tables
 from trainledger.spec.frozen import frozen
+from trainledger.spec.objective import OBJECTIVES
 from trainledger.spec.optimizers import OPTIMIZERS
 from trainledger.spec.problem import InvalidInput, Problem
 from trainledger.spec.recipe import SCHEDULES
@@ -166,6 +167,11 @@ def _recipe(read: Reading, layout: Mapping[str, Any], data_ranks: int) -> dict[s
     """The ``[recipe]``."""
     said, batch = read.said, _batch(read, data_ranks, pipeline="pipeline" in layout)
     section = read.group("recipe") | batch
+    if kind := said.get("run.objective"):  # the programs count pairs, whose sequences are two
+        answered = OBJECTIVES[kind]
+        own = {name: value for name, value in read.group("objective").items() if name in answered.__dataclass_fields__}
+        section["objective"] = {"kind": kind} | own
+        section |= {name: answered.answers * size for name, size in batch.items()}
     if read.epochs:
         section["steps"] = 1
     adapter = said.get("run.adapter") or None
