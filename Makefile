@@ -59,7 +59,7 @@ browser:        ## the page in a real browser: every calculator, links, exercise
 
 loops:          ## the meter in the Trainers of transformers and Lightning, and its planted faults
 	@./install loops
-	@OMP_NUM_THREADS=1 .venv/bin/python -m pytest tests/meter
+	@OMP_NUM_THREADS=1 .venv/bin/python -m pytest tests/observe/meter
 
 programs:       ## programs of others as they are, with their figures: make programs PROGRAMS_DIR=~/src (docs/programs.md)
 	@./install programs
