@@ -30,6 +30,7 @@ _NAMES = {  # of each module
     "answers.inference": "inference",
     "answers.napkin": "napkin",
     "answers.plan": "plan",
+    "answers.rl": "rl",
     "catalog": "device",
     "spec.convert.huggingface": "model_from_hf",
     "ledger.entry": "Entry",
@@ -70,6 +71,7 @@ if TYPE_CHECKING:
     from trainledger.answers.machine import device_of, machine_of
     from trainledger.answers.napkin import napkin
     from trainledger.answers.plan import plan
+    from trainledger.answers.rl import rl
     from trainledger.catalog import device
     from trainledger.ledger.entry import Entry
     from trainledger.ledger.ledger import Ledger
@@ -96,7 +98,7 @@ __all__ = [
     "Problem", "Recipe", "Run", "TrainingStep", "account", "advise", "annotate", "breaks", "compare", "copy_seconds",
     "cost_rule", "device", "device_of", "explain", "fake_world", "fit", "fits", "inference", "inspect", "layouts",
     "load", "loop", "machine_of", "meter", "meter_loop", "model", "model_from_hf", "napkin", "on_device", "optimal",
-    "parameters", "plan", "predict", "reconcile", "trace", "trace_rank", "trace_step",
+    "parameters", "plan", "predict", "reconcile", "rl", "trace", "trace_rank", "trace_step",
 ]  # fmt: skip
 
 

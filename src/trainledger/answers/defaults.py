@@ -110,7 +110,7 @@ def _with_method(overrides: Overrides, devices: int, longest: int) -> tuple[Over
     if METHOD not in given:
         return overrides, ()
     if (method := str(given[METHOD])) not in METHODS:
-        rule = f"must be one of {', '.join(METHODS)}; steps that generate text (grpo, ppo) are not accounted for"
+        rule = f"must be one of {', '.join(METHODS)}; `trainledger rl` plans steps that generate text (grpo, ppo)"
         raise InvalidInput([Problem(METHOD, method, rule, nearest_text(method, METHODS))])
     preset = {f"recipe.{name}": value for name, value in METHODS[method].items()}
     batch = round_up(preset["recipe.global_batch"], devices * preset["recipe.micro_batch"])

@@ -43,6 +43,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "plan": ("Plan", "what a run will cost, from closed forms", "answers.plan"),
     "fits": ("Plan", "yes or no, and the nearest change that fits", "answers.fits"),
     "inference": ("Plan", "one forward of a trained model: memory and time", "answers.inference"),
+    "rl": ("Plan", "a step of GRPO or PPO by phases: memory, time, who waits", "answers.rl"),
     "loop": ("Plan", "steps, epochs, learning rate, checkpoints, loader of a run", "answers.loop"),
     "explain": ("Plan", "every line of an account with its formula and source", "answers.explain"),
     "rules": ("Plan", "rules of thumb and their errors against the ledger", "answers.rules"),

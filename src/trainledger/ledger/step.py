@@ -93,6 +93,23 @@ def follow_places(ranks: Sequence[RankPlan], *, backend: str) -> tuple[Ledger, .
     return tuple(found)
 
 
+def forwards(run: Run, *, backend: str) -> int:
+    """The peak of a micro-batch's forward without a graph, in which log-probabilities are taken, on the first rank."""
+    plan = rank_plan(run)
+    precision = plan.run.recipe.precision
+    tape, sizes = Tape(precision, backend), sizes_of(plan.run, backend)
+    works = tuple(Work(tape, plan, sizes, chunk) for chunk in plan.chunks)
+    set_formats(plan.owned, precision)
+    with tape.without_graph():
+        for work in works:
+            work.forward()
+            if work.sharded is not None:
+                work.sharded.ends()
+    tokens = plan.run.device_batch * plan.run.recipe.seq_len
+    resident = resident_of(plan, works, plan.owned, tokens)
+    return int(tape.ledger(resident=resident, parameters=0, tokens=tokens, micro_batches=1).peak().nbytes)
+
+
 def _copies_gradients(precision: Precision) -> bool:
     """Whether an update begins with gradients in the master copy's format, and frees the original ones."""
     return bool(precision.master) and not precision.gradient_buffers

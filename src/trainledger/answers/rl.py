@@ -1,0 +1,180 @@
+"""A step of post-training by reinforcement: memory and time of its phases, who waits, and the fewest devices."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Annotated, Any, Unpack
+
+from trainledger.answers.defaults import assumptions
+from trainledger.answers.load import Source, resolve
+from trainledger.answers.machine import kernels_of, machine_of
+from trainledger.answers.pages.plain_data import plain, run_data
+from trainledger.answers.question import count, length, question, share, text
+from trainledger.answers.source import METHOD, OfCluster, also, by_field, with_cluster
+from trainledger.forecast.plan.post_training import Phase, PostTraining, Rollout, post_training
+from trainledger.report.document import Document, Facts, Table, details, notes, section, sections
+from trainledger.report.table import sentence
+from trainledger.spec.device import Device
+from trainledger.spec.problem import InvalidInput, Problem
+from trainledger.spec.reading import Overrides
+from trainledger.spec.run import Run
+from trainledger.spec.units import counted, format_nbytes, format_percent, format_seconds
+
+_LEARNING_RATE = 1e-6  # of TRL's GRPOConfig
+_MOST_DEVICES = 1024
+
+
+def why_too_large(answer: PostTraining) -> Problem | None:
+    """Why the step does not fit, with the devices on which it would; None where it does."""
+    if answer.fits:
+        return None
+    rule = f"does not fit: {answer.peak.name} needs {format_nbytes(answer.peak.nbytes)} of a device"
+    fewest = answer.fewest_devices
+    return Problem("memory", None, rule, f"--count {fewest}" if fewest else "a smaller --utilization or --method lora")
+
+
+@question(impossible=why_too_large, plots=False)
+def rl(
+    run: Source,
+    overrides: Overrides = (),
+    *,
+    prompts: Annotated[int, count("prompts of a step")] = 16,
+    group: Annotated[int, count("answers to each prompt; TRL's num_generations")] = 8,
+    prompt: Annotated[int, length("tokens of a prompt")] = 512,
+    completion: Annotated[int, length("mean tokens of an answer")] = 512,
+    longest: Annotated[int, length("tokens of the longest answer; TRL's max_completion_length")] = 1024,
+    utilization: Annotated[float, share("of a device's memory for the engine; vLLM's gpu_memory_utilization")] = 0.3,
+    engine_tensor: Annotated[
+        int | None, count("tensor ranks of an engine", default_text="the fewest that hold a group")
+    ] = None,
+    generation_devices: Annotated[
+        int, count("devices that only generate, besides those that train; 0 = all do both", least=0)
+    ] = 0,
+    awake: Annotated[bool, text("the engine keeps its memory in training (TRL without sleep mode)")] = False,
+    overlapped: Annotated[bool, text("generate while training on the answers of the step before")] = False,
+    reference: Annotated[bool, text("a frozen reference takes log-probabilities too (beta above 0)")] = False,
+    critic: Annotated[bool, text("PPO: a critic as large as the policy is trained as well")] = False,
+    packed: Annotated[bool, text("answers are trained without padding")] = False,
+    parked: Annotated[
+        bool, text("weights and optimizer wait in host memory during a rollout (verl's offload)")
+    ] = False,
+    **cluster: Unpack[OfCluster],
+) -> PostTraining:
+    """One step of GRPO or PPO by its phases: rollout, log-probabilities, update, refit; memory of each, no sum of them.
+
+    A model that is named alone is trained in full with FSDP over its devices, blocks recomputed, one sequence at a
+    time, and one update of all answers in a step; a run file gives recipe and layout of the update, whose
+    ``recipe.global_batch`` is that of one update. `forecast.plan.post_training` has the method. Raises `InvalidInput`.
+    """
+    if longest < completion:
+        rule = f"is shorter than the mean answer of {completion:,} tokens"
+        raise InvalidInput([Problem("longest", longest, rule, completion)])
+    overrides = with_cluster(overrides, **cluster)
+    given = by_field(overrides)
+    alone = False
+    named = isinstance(run, str) and not run.endswith((".toml", ".sh", ".yml", ".yaml", ".json"))
+    if named:
+        written = str(given.get("cluster.count", 1)).replace(",", "")
+        devices = int(written) if written.isdecimal() else 1  # which reading the run refuses
+        preset: dict[str, Any] = {
+            METHOD: "full", "layout.shard": devices, "recipe.seq_len": prompt + longest,
+            "recipe.global_batch": prompts * group, "recipe.learning_rate": _LEARNING_RATE,
+        }  # fmt: skip
+        preset = {name: value for name, value in preset.items() if name not in given}
+        if any(name.startswith("layout") for name in given):
+            preset.pop("layout.shard", None)
+        overrides, alone = also(overrides, preset), "layout.shard" in preset
+    trained = resolve(run, overrides)
+    machine = machine_of(trained)
+    if not isinstance(machine, Device):
+        rule = "is no device of the catalog, whose rates a served model needs"
+        raise InvalidInput([Problem("cluster.device", trained.cluster.device, rule, "h100-sxm")])
+    rollout = Rollout(
+        prompts=prompts, group=group, prompt=prompt, completion=completion, longest=longest, utilization=utilization,
+        tensor=engine_tensor, devices=generation_devices, sleep=not awake, overlapped=overlapped, reference=reference,
+        critic=critic, packed=packed, parked=parked,
+    )  # fmt: skip
+    backend = kernels_of(trained)
+    answer = post_training(trained, rollout, machine, backend=backend)
+    fewest = _fewest(trained, rollout, machine, backend) if alone and not generation_devices else None
+    return replace(answer, fewest_devices=fewest)
+
+
+def _fewest(run: Run, rollout: Rollout, machine: Device, backend: str) -> int | None:
+    """The fewest devices, powers of two, on which every phase fits with FSDP over all of them."""
+    devices = 1
+    while devices <= _MOST_DEVICES:
+        batch = max(1, run.recipe.global_batch // devices) * devices * (run.recipe.micro_batch or 1)
+        spread = replace(
+            run,
+            layout=replace(run.layout, auto=False, shard=devices, replicate=1, tensor=1, pipeline=1, context=1),
+            cluster=replace(run.cluster, count=devices),
+            recipe=replace(run.recipe, global_batch=batch),
+        )
+        try:
+            if post_training(spread, rollout, machine, backend=backend).fits:
+                return devices
+        except InvalidInput:
+            pass
+        devices *= 2
+    return None
+
+
+def page(answer: PostTraining) -> Document:
+    """The verdict, the phases with what they hold, and what waits."""
+    rows = tuple((phase.name, phase.seconds, phase.nbytes, phase.devices, _parts(phase)) for phase in answer.phases)
+    columns = ("phase", "seconds", "of a device", "runs on", "most of it")
+    return Document(
+        title=f"A step of {'PPO' if answer.rollout.critic else 'GRPO'} of {answer.run.model.name}",
+        verdict=_verdict(answer),
+        sections=sections(
+            section("", Facts(tuple(_facts(answer)))),
+            section("", Table("phases", columns, rows, units=("", "seconds", "nbytes", "", ""), align="lrrll")),
+            *details("notes", notes(map(sentence, (*answer.notes, *_assumed(answer))))),
+        ),
+        about=(answer.run.model.name,),
+        data=lambda: {
+            "run": run_data(answer.run),
+            **{name: plain(value) for name, value in vars(answer).items() if name not in ("run", "update")},
+            "fits": answer.fits, "peak": answer.peak.name, "peak_nbytes": answer.peak.nbytes,
+            "generated_per_second": answer.generated_per_second, "trained_per_second": answer.trained_per_second,
+        },
+        more=("plan RUN for the update alone",),
+    )  # fmt: skip
+
+
+def _assumed(answer: PostTraining) -> Iterator[str]:
+    if text := assumptions(answer.run):
+        yield f"assuming {text}"
+
+
+def _parts(phase: Phase) -> str:
+    largest = sorted(phase.parts, key=lambda part: -part[1])[:2]
+    return ", ".join(f"{name} {format_nbytes(int(nbytes))}" for name, nbytes in largest)
+
+
+def _verdict(answer: PostTraining) -> str:
+    fits = "Fits" if answer.fits else "Does NOT fit"
+    usable = f"of {format_nbytes(answer.usable_nbytes)} usable"
+    says = f"{fits}: {answer.peak.name} needs most, {format_nbytes(answer.peak.nbytes)} of a device, {usable}"
+    return f"{says}; a step takes {format_seconds(answer.seconds)}." if answer.seconds is not None else f"{says}."
+
+
+def _facts(answer: PostTraining) -> Iterator[tuple[str, str]]:
+    rollout, run = answer.rollout, answer.run
+    asked = f"{rollout.prompts:,} prompts of {rollout.prompt:,} tokens x {rollout.group} answers of "
+    asked += f"{rollout.completion:,} (longest {rollout.longest:,}), {counted(answer.updates, 'update')}"
+    where = f"{run.layout.devices:,} x {run.cluster.device}"
+    where += f", {counted(rollout.devices, 'device')} to generate" if rollout.devices else ""
+    yield "step", f"{asked}; {where}"
+    engines = f"{answer.engines:,} on {counted(answer.tensor, 'device')} each"
+    yield "engines", f"{engines}, {answer.concurrent:,} answers at once, {answer.cached_tokens:,} tokens of cache"
+    if answer.generated_per_second is not None and answer.trained_per_second is not None:
+        generated = f"{answer.generated_per_second:,.0f} tokens/s generated in the rollout"
+        yield "speed", f"{generated}, {answer.trained_per_second:,.0f} trained in the update"
+    for kind, idle in answer.idle.items():
+        if rollout.devices:
+            yield "waiting", f"{kind} devices wait for {format_percent(idle)} of a step"
+    if answer.fewest_devices is not None:
+        yield "fewest", f"{counted(answer.fewest_devices, 'device')} of this kind (FSDP over all, powers of two)"

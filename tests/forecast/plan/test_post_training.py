@@ -1,0 +1,146 @@
+"""A step of GRPO or PPO by phases: what each holds, that none is added to another, and who waits."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import trainledger as tl
+from trainledger.answers.load import resolve
+from trainledger.forecast.plan.post_training import PostTraining
+from trainledger.ledger.ranks import account_run
+from trainledger.ledger.step import forwards
+from trainledger.spec.problem import InvalidInput
+
+SMALL: dict[str, Any] = {"device": "a100-sxm-80gb", "count": 4}
+
+
+def phases(answer: PostTraining) -> dict[str, int]:
+    return {phase.name: phase.nbytes for phase in answer.phases}
+
+
+@pytest.fixture(scope="module")
+def asleep() -> PostTraining:
+    return tl.rl("qwen2.5-1.5b", **SMALL)
+
+
+def parts(answer: PostTraining, name: str) -> dict[str, int]:
+    return dict(next(phase.parts for phase in answer.phases if phase.name == name))
+
+
+def test_the_peak_is_that_of_one_phase(asleep: PostTraining) -> None:
+    held = phases(asleep)
+    assert list(held) == ["rollout", "log-probabilities", "update", "refit"]
+    assert asleep.peak.nbytes == max(held.values()) < sum(held.values())
+    assert asleep.seconds == pytest.approx(sum(phase.seconds or 0 for phase in asleep.phases))
+    plan = tl.plan(asleep.run)
+    assert held["update"] == pytest.approx(plan.peak.nbytes + 1.7e9, rel=0.1)
+    assert parts(asleep, "update")["training step"] == plan.peak.nbytes
+
+
+def test_an_engine_that_stays_is_held_in_every_phase(asleep: PostTraining) -> None:
+    awake = tl.rl("qwen2.5-1.5b", awake=True, **SMALL)
+    share = int(0.3 * 80e9)
+    for name in ("log-probabilities", "update"):
+        assert phases(awake)[name] - phases(asleep)[name] == share
+    assert phases(awake)["rollout"] == phases(asleep)["rollout"]
+    parked = tl.rl("qwen2.5-1.5b", parked=True, **SMALL)
+    states = dict(asleep.phases[0].parts)["training states"]
+    assert phases(asleep)["rollout"] - phases(parked)["rollout"] == states
+
+
+def test_further_models(asleep: PostTraining) -> None:
+    reference, critic, adapters = (
+        tl.rl("qwen2.5-1.5b", **SMALL, **more)
+        for more in ({"reference": True}, {"critic": True}, {"reference": True, "method": "lora"})
+    )
+    parameters = tl.parameters(asleep.run.model).total
+    assert phases(reference)["update"] - phases(asleep)["update"] == -(-2 * parameters // 4)
+    assert "reference" in phases(reference)
+    states = dict(account_run(asleep.run, backend="cuda").ranks[0].ledger.resident)
+    critics = states["parameters"] + states["optimizer state"]
+    assert phases(critic)["update"] - phases(asleep)["update"] == critics
+    assert phases(critic)["values"] == phases(critic)["log-probabilities"]
+    assert not any(name == "reference" for phase in adapters.phases for name, _ in phase.parts)
+    assert parts(adapters, "update")["training step"] < parts(asleep, "update")["training step"]
+
+
+def test_devices_of_their_own_wait_unless_phases_overlap() -> None:
+    split, overlapped = (
+        tl.rl("qwen2.5-1.5b", **SMALL, generation_devices=4, overlapped=overlapped) for overlapped in (False, True)
+    )
+    assert split.seconds is not None
+    assert overlapped.seconds is not None
+    assert overlapped.seconds < split.seconds
+    assert split.idle["generation"] > 0 < split.idle["training"]
+    assert min(overlapped.idle.values()) == 0
+    assert dict(split.phases[0].parts) == {"engine": int(0.3 * 80e9)}
+
+
+def test_fewest_devices_hold_every_phase_and_half_of_them_do_not() -> None:
+    answer = tl.rl("llama-3-8b", device="rtx-4090", count=64, utilization=0.75)
+    fewest = answer.fewest_devices
+    assert fewest is not None
+    assert tl.rl("llama-3-8b", device="rtx-4090", count=fewest, utilization=0.75, prompts=64).fits
+    try:
+        half = tl.rl("llama-3-8b", device="rtx-4090", count=fewest // 2, utilization=0.75, prompts=64)
+        assert not half.fits
+    except InvalidInput:
+        pass
+
+
+def test_log_probabilities_need_no_saved_activations() -> None:
+    for layout in ({}, {"shard": 4}, {"tensor": 2, "shard": 2}):
+        fields = {"cluster.device": "a100-sxm-80gb", "cluster.count": 4 if layout else 1, "recipe.seq_len": 512}
+        fields |= {"recipe.activation_checkpointing": "none", "recipe.precision": "bf16"}
+        run = resolve("qwen2.5-0.5b", {**fields, **{f"layout.{axis}": size for axis, size in layout.items()}})
+        resident = sum(nbytes for _, nbytes in account_run(run, backend="cuda").heaviest.resident)
+        forward = forwards(run, backend="cuda")
+        assert resident < forward < account_run(run, backend="cuda").peak.nbytes
+        deeper = resolve(run, {"model.n_layers": 48})
+        more = sum(nbytes for _, nbytes in account_run(deeper, backend="cuda").heaviest.resident) - resident
+        assert forwards(deeper, backend="cuda") - forward == pytest.approx(more, rel=0.01)
+
+
+def test_sizes_that_are_refused() -> None:
+    with pytest.raises(InvalidInput, match="longest = 128: is shorter than the mean answer of 512 tokens"):
+        tl.rl("qwen2.5-1.5b", **SMALL, longest=128)
+    with pytest.raises(InvalidInput, match=r"utilization = 0.01: leaves an engine no room"):
+        tl.rl("qwen2.5-1.5b", **SMALL, utilization=0.01)
+    with pytest.raises(InvalidInput, match="trainledger rl"):
+        tl.plan("qwen2.5-1.5b", {"method": "grpo", "cluster.device": "h100-sxm"})
+
+
+# NVIDIA-NeMo/RL, docs/about/performance-summary.md (v0.5, on policy, GPUs shared by both halves), with the recipes of
+# examples/configs/recipes/llm/performance: packed, with a reference, gpu_memory_utilization 0.6, recomputed blocks,
+# Megatron's distributed optimizer. Prompts of 100 tokens are assumed; nothing is fitted to these rows.
+NEMO: dict[str, tuple[str, dict[str, Any], dict[str, Any], int, float]] = {
+    "llama-3-8b, 16 H100": ("llama-3-8b", {"shard": 8, "pipeline": 2}, {"device": "h100-sxm", "count": 16,
+                            "prompts": 64, "completion": 919, "longest": 3996, "engine_tensor": 1}, 512, 92.8),
+    "qwen3-32b, 32 H100": ("qwen3-32b", {"shard": 2, "tensor": 4, "pipeline": 4, "sequence_parallel": True},
+                           {"device": "h100-sxm", "count": 32, "prompts": 64, "completion": 3151, "longest": 3996,
+                            "engine_tensor": 4}, 512, 376.0),
+    "qwen3-32b, 16 GB200": ("qwen3-32b", {"shard": 8, "tensor": 2, "sequence_parallel": True},
+                            {"device": "gb200", "count": 16, "prompts": 64, "completion": 3153, "longest": 3996,
+                             "engine_tensor": 1}, 512, 381.0),
+    "deepseek-v3, 256 H100": ("deepseek-v3", {"shard": 16, "expert": 16, "pipeline": 16,
+                              "stage_layers": [4] * 13 + [3] * 3}, {"device": "h100-sxm", "count": 256, "prompts": 16,
+                              "completion": 644, "longest": 1436, "engine_tensor": 32}, 512, 134.0),
+}  # fmt: skip
+
+
+def test_published_steps_are_within_thirty_percent_in_the_median() -> None:
+    errors = []
+    for name, (model, layout, given, batch, seconds) in NEMO.items():
+        fields: dict[str, Any] = {f"layout.{axis}": size for axis, size in layout.items()} | {"layout.zero": 1}
+        fields |= {"recipe.precision": "bf16", "recipe.precision.master_weights": True, "recipe.global_batch": batch}
+        fields |= {"model.n_mtp_layers": 0} if model == "deepseek-v3" else {}
+        answer = tl.rl(
+            model, fields, prompt=100, group=32, utilization=0.6, reference=True, packed=True, parked=True, **given
+        )
+        assert answer.seconds is not None
+        assert answer.fits, name
+        errors.append(answer.seconds / seconds - 1)
+    assert sorted(map(abs, errors))[len(errors) // 2 - 1] <= 0.30
+    assert max(map(abs, errors)) <= 0.45
