@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from planted_changes import KEPT_OF_H, KEPT_OF_Y, MODEL, line_of, traced
+from torch import nn
 
 from trainledger.answers.budgets.check import compare
 from trainledger.answers.budgets.compare import Difference, Move, Row, Tolerance
@@ -17,6 +18,7 @@ from trainledger.answers.budgets.target import Evaluation, Target
 from trainledger.answers.pages.budget import checked, moved_at, table_of
 from trainledger.report.document import Content, Document, sections
 from trainledger.report.terminal import text
+from trainledger.trace.recorder.source_lines import remembering_makers
 
 torch.set_num_threads(1)
 TARGET = Target(module="model:build", input=("float32[1000,64]",))
@@ -189,3 +191,93 @@ def test_a_lock_without_tensors_one_by_one_is_not_set_against_one_with_them(fold
     difference = compare("model", folded, TARGET, now, {}, folder)
     assert [each.quantity for each in difference.more] == ["kept", "peak"]
     assert {each.quantity for each in difference.moves} == {"kept"}
+
+
+HEAD = "import torch\nfrom torch import nn\n\n\ndef loss(output):\n    return output.sum()\n\n\n"
+SEQUENCES = {
+    "alone": """def build():
+    return nn.Sequential(
+        nn.Linear(64, 128),
+        nn.ReLU(),
+        nn.Linear(128, 64),
+    )
+""",
+    "in a module": """class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.net = nn.Sequential(
+            nn.Linear(64, 128),
+            nn.ReLU(),
+            nn.Linear(128, 64),
+        )
+
+    def forward(self, x):
+        return self.net(x)
+
+
+def build():
+    return Net()
+""",
+    "nested": """def build():
+    inner = nn.Sequential(
+        nn.Linear(64, 128),
+        nn.ReLU(),
+        nn.Linear(128, 64),
+    )
+    return nn.Sequential(nn.Identity(), nn.Sequential(inner))
+""",
+    "of a subclass": """class Stack(nn.Sequential):
+    pass
+
+
+def build():
+    return Stack(
+        nn.Linear(64, 128),
+        nn.ReLU(),
+        nn.Linear(128, 64),
+    )
+""",
+    "of torch's own blocks": """def build():
+    return nn.Sequential(
+        nn.Linear(64, 128),
+        nn.TransformerEncoderLayer(128, 4, 128, batch_first=True),
+        nn.Linear(128, 64),
+    )
+""",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SEQUENCES)
+def test_of_modules_that_a_sequential_calls_the_lines_that_make_them_are_named(name: str, folder: Path) -> None:
+    source = HEAD + SEQUENCES[name]
+    with remembering_makers():
+        write_lock(folder / "trainledger.lock", {"model": Locked(TARGET, "", traced(source, folder))})
+        grown = source.replace("128", "256")
+        now = Evaluation(traced(grown, folder), "")
+    difference = compare("model", read_lock(folder / "trainledger.lock")["model"], TARGET, now, {}, folder)
+    edited = {f"model.py:{at}" for at, line in enumerate(grown.splitlines(), 1) if "256" in line}
+    made = edited | {f"model.py:{at}" for at, line in enumerate(grown.splitlines(), 1) if "nn.ReLU()" in line}
+    assert {place for place, _ in difference.edited} == edited
+    for quantity in ("parameters", "kept", "peak", "flops"):
+        places = {move.place for move in difference.moves if move.quantity == quantity} - {"loss", "optimizer"}
+        assert places
+        assert places <= made, quantity
+
+
+def test_in_a_forward_of_the_users_its_lines_stay_and_parameters_have_those_that_make_them(folder: Path) -> None:
+    with remembering_makers():
+        places = traced(MODEL, folder).places
+    of_lines = {place.where.partition(" ")[2]: place for place in places if place.text}
+    texts = {place.text for place in places if place.kept}
+    assert {"h = F.relu(h)", "return x + y"} <= texts
+    assert not any("nn." in text for text in texts)
+    assert sum(place.parameters for place in places if place.where.endswith("Block.__init__")) == 2 * 16_576
+    assert "build" not in of_lines
+
+
+def test_what_is_remembered_ends_with_the_context(folder: Path) -> None:
+    with remembering_makers():
+        init = nn.Module.__init__
+    assert nn.Module.__init__ is not init
+    source = HEAD + SEQUENCES["alone"]
+    assert {place.where for place in traced(source, folder).places if place.kept} == {"1", "model.py loss"}

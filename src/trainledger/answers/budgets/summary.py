@@ -109,7 +109,9 @@ def summarize(ledger: Ledger, *, root: Path, by_line: bool = True) -> Summary:
     for life in ledger.tensors:
         if life.category == "parameters" and by_line:
             module, _, name = life.name.rpartition(".")
-            places.at("", f"{_of_all_blocks(module, by_line)}.{name}".lstrip("."), "").parameters += prod(life.shape)
+            places.at(life.line, f"{_of_all_blocks(module, by_line)}.{name}".lstrip("."), "").parameters += prod(
+                life.shape
+            )
         elif life.born >= 0 and life.lives(at):
             places.at(life.line, life.path, life.phase).peak += life.nbytes
     return Summary(

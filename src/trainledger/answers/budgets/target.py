@@ -333,11 +333,13 @@ def ledger_of_code(name: str, target: Target) -> Ledger:
 
 def _traced(target: Target) -> Ledger:
     from trainledger.trace.command import trace_named
+    from trainledger.trace.recorder.source_lines import remembering_makers
 
     given = ("hf", "label", "loss", "step", "dtype", "autocast", "world_size")
     words: dict[str, Any] = {name: getattr(target, name) or None for name in given}
     words |= {name: getattr(target, name) for name in ("input", "checkpointing", "grad_accum", "first_step", "rank")}
-    ledger, _ = trace_named(target.module, kernels=target.kernels or "cpu", field="--module", **words)
+    with remembering_makers():
+        ledger, _ = trace_named(target.module, kernels=target.kernels or "cpu", field="--module", **words)
     return ledger
 
 

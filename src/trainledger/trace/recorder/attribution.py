@@ -27,7 +27,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 
 from trainledger.ledger.entry import Event, Storage, keep_what_lives
 from trainledger.trace.patches import Args, all_replaced, around
-from trainledger.trace.recorder.source_lines import BY_AUTOGRAD, TORCH, Lines, callers, plain_name
+from trainledger.trace.recorder.source_lines import BY_AUTOGRAD, TORCH, Lines, callers, makers_in_sequences, plain_name
 from trainledger.trace.recorder.storages import Storages
 
 OUTSIDE = "loss"  # what runs outside of all modules in a forward
@@ -85,6 +85,7 @@ class Attribution:
         self._backwards: list[tuple[_Thread, str]] = []  # those that run: who made their nodes, and where they began
         self._paths = {id(module): plain_name(name) for name, module in root.named_modules()}
         self._lines = lines
+        self._made_at = {} if lines is None else makers_in_sequences(root)
         self._left = left
         self._last_path = self._last_line = ""
         self._hooks = ExitStack()
@@ -180,6 +181,7 @@ class Attribution:
             # Of a device that has a thread of its own, on which no Python called
             line = BY_AUTOGRAD
         if line is not BY_AUTOGRAD:
+            line = self._made_at.get(self.running[-1], line) if self.running else line
             # The node that autograd has just made for it, if it made one. That of an own Function is there before
             # its forward, which runs without gradients.
             made = torch.autograd._get_sequence_nr() - 1  # type: ignore[attr-defined]

@@ -31,7 +31,7 @@ from trainledger.trace.operators.table import assumed_of, operator_of
 from trainledger.trace.patches import Args, Kwargs, around, dispatching, inside, replaced
 from trainledger.trace.recorder import storages
 from trainledger.trace.recorder.attribution import Attribution, Phases, added_into, alone, of_loss
-from trainledger.trace.recorder.source_lines import Lines, notes_of, plain_name, why_it_stopped
+from trainledger.trace.recorder.source_lines import Lines, makers_of_parameters, notes_of, plain_name, why_it_stopped
 from trainledger.trace.recorder.storages import AssumedSizes, Storages, has_no_memory, tensors_in, touched_nbytes
 
 _DEVICE = torch.ops.prim.device.default
@@ -107,6 +107,10 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         buffers = dict(model.named_buffers())
         for category, tensors in (("parameters", trained), ("frozen weights", frozen), ("buffers", buffers)):
             self.resident(tensors.values(), category, tensors)
+        made_at = makers_of_parameters(model)
+        for record in self.storages.there_before if made_at else ():
+            if record.origin is not None:
+                record.origin.line = made_at.get(record.origin.name, "")
         names = {id(each): name for name, each in named.items()}
         for each in that_hold_state(optimizer):
             for parameter, state in each.state.items():

@@ -13,10 +13,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import CodeType, FrameType, TracebackType
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 import torch.autograd.graph
 from torch import nn
+
+from trainledger.trace.patches import around, replaced
 
 BY_AUTOGRAD = None  # no Python called the operation: the engine of backward did
 
@@ -108,6 +111,62 @@ class Lines:
             return _ENGINE
         file = code.co_filename
         return shown_file(file) if self._counts(file) else ""
+
+
+_MAKERS: WeakKeyDictionary[nn.Module, str] = WeakKeyDictionary()  # of modules of torch's own
+
+
+@contextmanager
+def remembering_makers() -> Iterator[None]:
+    """Inside, the line of the user's code that makes a module of torch's own is remembered."""
+
+    def init(before: Callable[..., None], module: nn.Module, *args: Any, **kwargs: Any) -> None:
+        before(module, *args, **kwargs)
+        if _is_torchs(module):
+            frames = (frame for frame in callers() if is_users(frame.f_code.co_filename))
+            if (frame := next(frames, None)) is not None:
+                _MAKERS[module] = f"{shown_file(frame.f_code.co_filename)}:{frame.f_lineno}"
+
+    with replaced(nn.Module, "__init__", around(init)):
+        yield
+
+
+def _is_torchs(module: nn.Module) -> bool:
+    return type(module).__module__.partition(".")[0] == "torch"
+
+
+def makers_of_parameters(root: nn.Module) -> dict[str, str]:
+    """By the name of a parameter the line that made its module, where that is remembered."""
+    return {
+        plain_name(f"{path}.{name}".lstrip(".")): line
+        for path, module in root.named_modules()
+        if (line := _MAKERS.get(module))
+        for name, _ in module.named_parameters(recurse=False)
+    }
+
+
+def makers_in_sequences(root: nn.Module) -> dict[str, str]:
+    """By the path of a module that an `nn.Sequential` calls, or that is inside of such a one, the line that made it.
+
+    No line of the user's calls it. Modules with a forward of the user's, whose lines say more, are left out.
+    """
+
+    def inside(module: nn.Module, path: str, line: str) -> Iterator[tuple[str, str]]:
+        if _is_torchs(module):
+            yield plain_name(path), line
+            for name, child in module.named_children():
+                yield from inside(child, f"{path}.{name}", line)
+
+    sequences = (pair for pair in root.named_modules() if _MAKERS and type(pair[1]).forward is nn.Sequential.forward)
+    called = (
+        (f"{path}.{name}".lstrip("."), child) for path, each in sequences for name, child in each.named_children()
+    )
+    return {
+        place: made
+        for path, child in called
+        if (line := _MAKERS.get(child))
+        for place, made in inside(child, path, line)
+    }
 
 
 _ENGINES = {
