@@ -32,6 +32,7 @@ settings.register_profile("here", deadline=None, suppress_health_check=list(Heal
 settings.register_profile("ci", settings.get_profile("here"), derandomize=True)
 settings.load_profile("ci" if os.environ.get("CI") else "here")
 
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # whatever else the machine does, and `train` says nothing of it
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:  # of nohup

@@ -46,3 +46,24 @@ def test_a_busy_machine_gets_fewer_threads_that_wait_passively(tmp_path: Path, m
         return
     assert (os.environ["OMP_NUM_THREADS"], os.environ["OMP_WAIT_POLICY"]) == ("1", "passive")
     assert sentence == f"Other processes leave about 0.4 of {cores()} cores: threads here: 1, waiting passively."
+
+
+@pytest.mark.parametrize("given", [None, "active"])
+def test_a_training_on_a_busy_machine_waits_passively_with_the_threads_that_its_bits_are_of(
+    given: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("OMP_NUM_THREADS", "OMP_WAIT_POLICY", "GOMP_SPINCOUNT"):
+        monkeypatch.delenv(name, raising=False)
+    if given:
+        monkeypatch.setenv("OMP_WAIT_POLICY", given)
+    monkeypatch.setattr("trainledger.engine.processors.free_cores", lambda: 0.4)
+    monkeypatch.setattr(os, "getloadavg", lambda: (0.0, 0.0, 0.0))
+    assert make_way(fewer=False) is None, "of a quiet machine nothing is asked"
+    monkeypatch.setattr(os, "getloadavg", lambda: (15.0 * (os.cpu_count() or 1), 0.0, 0.0))
+    sentence = make_way(fewer=False)
+    assert "OMP_NUM_THREADS" not in os.environ
+    if given or cores() == 1:
+        assert (sentence, os.environ.get("OMP_WAIT_POLICY")) == (None, given)
+        return
+    assert (os.environ["OMP_WAIT_POLICY"], os.environ["GOMP_SPINCOUNT"]) == ("passive", "0")
+    assert sentence == f"Other processes leave about 0.4 of {cores()} cores: threads wait passively."

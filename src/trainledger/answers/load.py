@@ -27,7 +27,7 @@ from trainledger.spec.model import ModelSpec
 from trainledger.spec.parts import explicit
 from trainledger.spec.problem import InvalidInput, Problem
 from trainledger.spec.reading import Overrides as AnyOverrides
-from trainledger.spec.run import Origin, Run
+from trainledger.spec.run import DataSpec, Origin, Run
 
 Source = str | os.PathLike[str] | Mapping[str, Any] | ModelSpec | Run
 Progress = Callable[[str, int, int], None]
@@ -126,11 +126,16 @@ def load_file(
     return _found(replace(run, origin=origin), written, search, progress)
 
 
-def run_of_text(path: str, overrides: AnyOverrides = ()) -> Run:
-    """A run on a text that is named alone, in sequences of 2,048 tokens; its model stands for any vocabulary."""
+def run_of_text(path: str, overrides: AnyOverrides, text_field_of: Callable[[DataSpec], str]) -> Run:
+    """A run on a text that is named alone, in sequences of 2,048 tokens; its model stands for any vocabulary.
+
+    ``text_field_of`` looks for the field with the text where overrides have none.
+    """
     recipe = {"seq_len": _OF_TEXT, "global_batch": 1, "steps": 1}
     model = {"preset": "gpt2", "max_seq_len": "1M"}
-    return resolve({"model": model, "recipe": recipe, "data": {"path": path}}, overrides)
+    run = resolve({"model": model, "recipe": recipe, "data": {"path": path}}, overrides)
+    field = run.data.text_field if "data.text_field" in run.origin.explicit else text_field_of(run.data)
+    return replace(run, data=replace(run.data, text_field=field))
 
 
 def assumed_of_text(run: Run) -> str:

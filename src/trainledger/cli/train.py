@@ -7,7 +7,6 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from importlib.resources import as_file, files
 from math import inf
 from pathlib import Path
@@ -153,9 +152,7 @@ def data(
     from trainledger.engine.data.prepare import text_field_of
 
     if of_text := is_text(run):
-        planned = run_of_text(run, overrides)
-        if "data.text_field" not in planned.origin.explicit:
-            planned = replace(planned, data=replace(planned.data, text_field=text_field_of(planned.data)))
+        planned = run_of_text(run, overrides, text_field_of)
         say(assumed_of_text(planned), wrap=True)
     else:
         planned = load_file(run, overrides, progress=while_searching())
@@ -203,6 +200,8 @@ def train(
 
     A layout of several devices takes as many processes: --ranks starts them here, torchrun on several machines.
     """
+    if (busy := make_way(fewer=False)) is not None:
+        say(busy)
     from trainledger.engine.train.stop import leave_end, left_end
 
     if (code := left_end()) is not None:

@@ -41,16 +41,24 @@ def free_cores(proc: Path = Path("/proc")) -> float:
 
 # Threads of OpenMP that wait for each other spin. With more of them than free cores each waits for one that does not
 # run: 67 tokens/s under a load of 15 on two cores, where a quiet machine has 4,000.
-def make_way() -> str | None:
-    """Take as many threads as there are free cores, that wait without spinning, where others are at work; a sentence.
+def make_way(*, fewer: bool = True) -> str | None:
+    """Take threads that wait without spinning, and no more than there are free cores, where others are at work.
 
-    OpenMP reads the environment when torch is imported; what a person has set stays.
+    A sentence of it, None where nobody is. OpenMP reads the environment when torch is imported; what a person has set
+    stays. The number of threads decides the last bits of sums: not ``fewer`` leaves it.
     """
-    all_cores, free = cores(), free_cores()
+    if not fewer and "OMP_WAIT_POLICY" in os.environ:
+        return None
+    all_cores, busy = cores(), os.getloadavg()[0] / (os.cpu_count() or 1)
+    free = all_cores if all_cores * busy < _QUIET else free_cores()
     threads = max(1, round(free))
     if threads >= all_cores:
         return None
-    for name, value in (("OMP_NUM_THREADS", f"{threads}"), ("OMP_WAIT_POLICY", "passive"), ("GOMP_SPINCOUNT", "0")):
+    passive = {"OMP_WAIT_POLICY": "passive", "GOMP_SPINCOUNT": "0"}
+    for name, value in (({"OMP_NUM_THREADS": f"{threads}"} if fewer else {}) | passive).items():
         os.environ.setdefault(name, value)
-    taken = os.environ["OMP_NUM_THREADS"]
-    return f"Other processes leave about {free:.1f} of {all_cores} cores: threads here: {taken}, waiting passively."
+    how = f"threads here: {os.environ['OMP_NUM_THREADS']}, waiting passively" if fewer else "threads wait passively"
+    return f"Other processes leave about {free:.1f} of {all_cores} cores: {how}."
+
+
+_QUIET = 0.5  # cores in use: a machine on which nobody is at work

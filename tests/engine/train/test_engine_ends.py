@@ -18,6 +18,7 @@ import torch
 from tiny_run import CountingFeed, tiny_run
 
 from trainledger.answers.closed_loop import Forecasting
+from trainledger.engine.train import loop
 from trainledger.engine.train.device import refuse_launches
 from trainledger.engine.train.engine import train
 from trainledger.engine.train.observer import PHASES, EvaluationRecord, Finished, Observer, StepRecord, TrainingState
@@ -43,6 +44,20 @@ def test_a_finished_run_tells_how_it_ended(tmp_path: Path) -> None:
     assert state_of(tmp_path)["state"] == "finished"
     assert state_of(tmp_path)["checkpoint"] == finished.checkpoint.name == "step-00000006"
     assert read_run(tmp_path / "run.toml") == run
+
+
+@pytest.mark.parametrize(("every", "first"), [(None, 6), (5, 5), (100, 6), (3, None), (2, None)])
+@pytest.mark.parametrize("unsaved", [0.0, 600.0])
+def test_how_long_nothing_is_saved_is_said_where_that_is_long(
+    every: int | None, first: int | None, unsaved: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loop, "UNSAVED_SECONDS", unsaved)
+    said: list[str] = []
+    run = tiny_run(**{"checkpoints.every": every, "checkpoints.keep_every": None})
+    train(run, tmp_path, open_feed=CountingFeed, say=said.append)
+    told = [sentence for sentence in said if sentence.startswith("The first checkpoint is in about")]
+    assert len(told) == (first is not None and not unsaved)
+    assert not told or f"(step {first})" in told[0]
 
 
 def test_metrics_hold_every_step_with_its_phases(tmp_path: Path) -> None:

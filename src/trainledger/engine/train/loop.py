@@ -34,6 +34,7 @@ from trainledger.engine.train.stop import Interrupted, LostRank, Stopped, StopRe
 from trainledger.spec.durable import FORBIDDEN, is_full
 from trainledger.spec.problem import InvalidInput
 from trainledger.spec.recipe import due, learning_rate
+from trainledger.spec.units import format_seconds
 
 
 # The host reads loss and norm of a step when it has launched the next one, so that the device always has work.
@@ -55,6 +56,10 @@ class Launched:
 # Nine of ten steps are not clocked phase by phase: a metered run on a GPU then had 10.7 of 14.8 s unexplained, until
 # each step's own seconds were counted (0.03 of 19.0 s).
 STEPS_BETWEEN_CLOCKED = 10
+
+
+UNSAVED_SECONDS = 600.0  # before the first checkpoint: from here on it is said how long nothing is saved
+_STEADY = 3  # the step whose time is that of others
 
 
 class TrainingLoop:
@@ -238,6 +243,8 @@ class TrainingLoop:
         for observer in self.observers:
             observer.on_step_end(record)
         self.records.watch(record)
+        if number == _STEADY and self.saved_step < 0 and self.ranks.first:
+            self.tell_of_first_checkpoint(number, seconds)
         if not told.finite:
             self.non_finite.leave_out(told, number)
         elif launched.skipped and state.scaler is not None:
@@ -245,6 +252,17 @@ class TrainingLoop:
         if self.saver.pending and not told.writing:
             self.keep_saved()
         return told.signum
+
+    def tell_of_first_checkpoint(self, number: int, seconds: float) -> None:
+        """Say how long nothing is saved, where that is long."""
+        first = min(self.recipe.checkpoints.every or self.recipe.total_steps, self.recipe.total_steps)
+        if (left := (first - number) * seconds) > UNSAVED_SECONDS:
+            every = max(1, round(UNSAVED_SECONDS / seconds))
+            self.say(
+                f"The first checkpoint is in about {format_seconds(left)} (step {first:,}): a run that is killed "
+                f"before begins anew (Ctrl-C and SIGTERM save); recipe.checkpoints.every={every} saves every "
+                f"{format_seconds(UNSAVED_SECONDS)}."
+            )
 
     def roll_back(self, why: str) -> None:
         """Go back to a checkpoint from before the steps that were left out, or raise `Diverged`."""
