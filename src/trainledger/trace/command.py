@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from trainledger.ledger.ledger import Ledger
+from trainledger.spec.convert.huggingface import no_model_type
 from trainledger.spec.durable import content_of
 from trainledger.spec.problem import InvalidInput, Problem, nearest_text
 from trainledger.trace import target as targets
@@ -171,6 +172,8 @@ def model_of_config(path: str, *, dtype: torch.dtype | None = None) -> nn.Module
         raise InvalidInput([Problem("--hf", path, f"is no JSON: {error}")]) from error
     except RecursionError:
         raise InvalidInput([Problem("--hf", path, "is no configuration: it is nested without end")]) from None
+    if isinstance(config_json, dict) and (other := no_model_type(config_json)) is not None:
+        raise InvalidInput([other], str(file))
     kind = config_json.get("model_type") if isinstance(config_json, dict) else None
     if not isinstance(kind, str) or kind not in CONFIG_MAPPING:
         known = list(CONFIG_MAPPING.keys())

@@ -123,6 +123,7 @@ def remembering_makers() -> Iterator[None]:
     def init(before: Callable[..., None], module: nn.Module, *args: Any, **kwargs: Any) -> None:
         before(module, *args, **kwargs)
         if _is_torchs(module):
+            # A layer of torch's makes further ones (TransformerEncoderLayer its linear ones): all are of the user's line
             frames = (frame for frame in callers() if is_users(frame.f_code.co_filename))
             if (frame := next(frames, None)) is not None:
                 _MAKERS[module] = f"{shown_file(frame.f_code.co_filename)}:{frame.f_lineno}"
@@ -157,6 +158,7 @@ def makers_in_sequences(root: nn.Module) -> dict[str, str]:
             for name, child in module.named_children():
                 yield from inside(child, f"{path}.{name}", line)
 
+    # torch/nn/modules/container.py calls the children itself; a forward of a subclass has lines of its own
     sequences = (pair for pair in root.named_modules() if _MAKERS and type(pair[1]).forward is nn.Sequential.forward)
     called = (
         (f"{path}.{name}".lstrip("."), child) for path, each in sequences for name, child in each.named_children()

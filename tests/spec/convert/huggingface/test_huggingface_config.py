@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from published_configs import CONFIGS
 
+import trainledger as tl
 from trainledger.spec.convert.huggingface import LARGEST_NBYTES, from_config, left_out, read_json, to_config
 from trainledger.spec.model import ModelSpec
 from trainledger.spec.parts import from_fields, with_fields
@@ -373,3 +374,44 @@ def test_a_file_too_large_is_not_read(tmp_path):
 def test_configs_are_read_without_torch():
     code = "import sys, trainledger.spec.convert.huggingface; assert not {'torch', 'numpy', 'rich'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+OTHERS = {  # files of the hub that are no config.json of transformers: what they are, and what works instead
+    '{"_class_name": "UNet2DConditionModel", "_diffusers_version": "0.21.0"}': (
+        "a model of diffusers",
+        "trace file:build",
+    ),
+    '{"_class_name": "FluxTransformer2DModel", "num_layers": 19}': ("a model of diffusers", "trace file:build"),
+    '{"_class_name": "AutoencoderKL"}': ("a model of diffusers", "AutoencoderKL.from_config("),
+    '{"_class_name": "FluxPipeline", "transformer": ["diffusers", "x"]}': ("a pipeline", "transformer/config.json"),
+    '{"_class_name": "StableDiffusionPipeline", "unet": ["diffusers", "x"]}': ("a pipeline", "unet/config.json"),
+    '{"_class_name": "DDPMScheduler"}': ("a scheduler", "has no weights"),
+    '{"architecture": "resnet50", "num_classes": 1000}': ("a model of timm", "timm.create_model('resnet50')"),
+    '{"peft_type": "LORA", "r": 8, "base_model_name_or_path": "a/b"}': (
+        "an adapter",
+        "plan a/b --set recipe.lora.rank=8",
+    ),
+    '{"tokenizer_class": "LlamaTokenizer"}': ("setting of a tokenizer", "the config.json beside it"),
+}
+
+
+@pytest.mark.parametrize("text", OTHERS)
+def test_a_file_of_another_kind_is_named_with_what_works_instead(text: str, tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(text)
+    for refused in (lambda: tl.load(str(path)), lambda: tl.model_from_hf(str(path))):
+        with pytest.raises(InvalidInput) as caught:
+            refused()
+        assert all(said in str(caught.value) for said in OTHERS[text])
+        assert "llama, mistral" not in str(caught.value)
+
+
+@pytest.mark.torch
+def test_so_it_is_where_a_class_of_transformers_is_traced(tmp_path: Path) -> None:
+    model_of_config = pytest.importorskip("trainledger.trace.command").model_of_config
+    pytest.importorskip("transformers")
+    for text, said in OTHERS.items():
+        (tmp_path / "config.json").write_text(text)
+        with pytest.raises(InvalidInput) as caught:
+            model_of_config(str(tmp_path))
+        assert said[0] in str(caught.value)

@@ -90,6 +90,43 @@ def family_named(model_type: object, where: str = "config.json") -> Family:
     raise InvalidInput([Problem("model_type", model_type, rule)], where)
 
 
+def no_model_type(config: Mapping[str, Any]) -> Problem | None:
+    """What a JSON file of another kind than a config.json of transformers is, and what works instead of it.
+
+    >>> print(no_model_type({"_class_name": "EulerDiscreteScheduler"}))
+    _class_name = 'EulerDiscreteScheduler': is a scheduler of diffusers, which has no weights and is not trained
+    """
+    field = next((name for name in _OTHERS if isinstance(config.get(name), str)), None)
+    if field is None or "model_type" in config:
+        return None
+    named = str(config[field])[:100]
+    if field == "_class_name" and named.endswith("Scheduler"):
+        return Problem(field, named, "is a scheduler of diffusers, which has no weights and is not trained")
+    if field == "_class_name" and "Pipeline" in named:
+        parts = [f"{name}/config.json" for name in ("transformer", "unet", "prior") if name in config]
+        return Problem(
+            field,
+            named,
+            f"is a pipeline of diffusers: trace the part that is trained ({' or '.join(parts) or 'one of its models'})",
+        )
+    base = config.get("base_model_name_or_path")
+    rank = config.get("r") if type(config.get("r")) is int else 16
+    near = {"peft_type": f"trainledger plan {base or 'MODEL'} --set recipe.lora.rank={rank}", "tokenizer_class": None}
+    traced = "trainledger trace file:build --device h100-sxm"
+    return Problem(field, named, _OTHERS[field].format(named), near.get(field, traced))
+
+
+_TRACED = "; no closed form is known of it: trace its step, from a file.py with build() that returns "
+_OTHERS = {  # keys that are in files of no model of transformers, and what the file is
+    "_class_name": "is a model of diffusers"
+    + _TRACED
+    + "{0}.from_config({0}.load_config(FOLDER)), and --input of its forward",
+    "architecture": "is a model of timm" + _TRACED + "timm.create_model({0!r}), and --input fp32[32,3,224,224]",
+    "peft_type": "is an adapter of PEFT, not a model: name the model that it is for",
+    "tokenizer_class": "is the setting of a tokenizer: the config.json beside it has the model",
+}
+
+
 def refuse_all(problems: list[Problem], where: str) -> NoReturn:
     """Raise the first twenty problems."""
     rest = len(problems) - _MOST_PROBLEMS
@@ -102,6 +139,8 @@ def read(config: Mapping[str, Any], where: str = "config.json") -> tuple[Reading
     """The spec of a config.json, and the reading with what the spec does not hold."""
     if (foreign := foreign_problem(config)) is not None:
         raise InvalidInput([replace(foreign, field="model.config")], where)
+    if (other := no_model_type(config)) is not None:
+        raise InvalidInput([other], where)
     kind = config.get("model_type")
     text_kind = _TEXT_OF.get(kind) if isinstance(kind, str) else None
     if text_kind is not None:
