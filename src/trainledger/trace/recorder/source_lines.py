@@ -123,7 +123,7 @@ def remembering_makers() -> Iterator[None]:
     def init(before: Callable[..., None], module: nn.Module, *args: Any, **kwargs: Any) -> None:
         before(module, *args, **kwargs)
         if _is_torchs(module):
-            # A layer of torch's makes further ones (TransformerEncoderLayer its linear ones): all are of the user's line
+            # A layer of torch's makes further ones (TransformerEncoderLayer its linear ones), all of the user's line
             frames = (frame for frame in callers() if is_users(frame.f_code.co_filename))
             if (frame := next(frames, None)) is not None:
                 _MAKERS[module] = f"{shown_file(frame.f_code.co_filename)}:{frame.f_lineno}"
