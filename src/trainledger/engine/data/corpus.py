@@ -21,8 +21,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from trainledger.engine.data.documents import Segment, problem_of_reading, row_groups
-from trainledger.engine.data.files import write_whole
-from trainledger.spec.durable import opened, parse_json, sha256
+from trainledger.engine.data.files import WRITTEN_HERE, write_whole
+from trainledger.spec.durable import content_of, opened, parse_json, sha256
 from trainledger.spec.problem import InvalidInput, Problem
 from trainledger.spec.run import STANDARD_LIBRARY
 from trainledger.spec.units import GIB, KIB, MIB, round_up
@@ -144,7 +144,7 @@ def identify(corpus: Corpus, cache: Path, advance: Callable[[int], None] = lambd
 def _remembered(memory: Path) -> dict[str, str]:
     """The hashes of earlier looks; of a damaged memory none, as a wrong hash would make other data of the same text."""
     try:
-        stored = parse_json(memory.read_text())
+        stored = parse_json(content_of(memory, WRITTEN_HERE))
         hashes: dict[str, str] = stored["hashes"]
         return hashes if stored["sha256"] == _sealed(hashes) else {}
     except (OSError, ValueError, KeyError, TypeError):

@@ -17,13 +17,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from trainledger.spec.durable import is_full, parse_json, sync
+from trainledger.spec.durable import content_of, is_full, opened, parse_json, sync
 from trainledger.spec.problem import InvalidInput, Problem
 from trainledger.spec.units import MIB
 
 # A CRC for each MiB: a damaged block is named to the MiB, and a start reads only what it trains on (SHA-256 of a whole
 # shard would be 1 GiB).
 BLOCK_NBYTES = MIB
+WRITTEN_HERE = 1024 * MIB  # the most that is read of an index or a memory of ours
 
 
 @dataclass(frozen=True)
@@ -108,7 +109,7 @@ def check_file(path: Path, wanted: FileRecord) -> Problem | None:
     if wrong:
         return wrong
     seen = Checksum()
-    with open(path, "rb") as file:
+    with opened(path) as file:
         while block := file.read(BLOCK_NBYTES):
             seen.update(block)
     record = seen.record(wanted.name)
@@ -187,7 +188,7 @@ class Verified:
 def _read(path: Path) -> dict[str, Identity]:
     """What is remembered; of a damaged memory nothing."""
     try:
-        known = parse_json(path.read_text())
+        known = parse_json(content_of(path, WRITTEN_HERE))
     except (OSError, ValueError):
         return {}
     if not isinstance(known, dict):

@@ -22,14 +22,14 @@ import numpy as np
 
 from trainledger.engine.data.corpus import Corpus, find_corpus, identify, plan_shards
 from trainledger.engine.data.documents import Segment, documents, problem_of_reading
-from trainledger.engine.data.files import check_file, file_problem, problem_of_writing, write_whole
+from trainledger.engine.data.files import WRITTEN_HERE, check_file, file_problem, problem_of_writing, write_whole
 from trainledger.engine.data.shard import DAMAGED, ShardRecord, read_counts, read_record
 from trainledger.engine.data.store import FORMAT, INDEX, TOKENIZER, TokenStore, open_store, read_index, with_checksum
 from trainledger.engine.data.tokenizer import BYTE_VALUES, ByteTokenizer, Tokenizer, json_tokenizer, read_tokenizer
 from trainledger.engine.data.workers import default_workers, run_jobs
 from trainledger.engine.remarks import unheard
 from trainledger.spec.dtypes import token_dtype
-from trainledger.spec.durable import held, sha256
+from trainledger.spec.durable import content_of, held, sha256
 from trainledger.spec.problem import InvalidInput, Problem
 from trainledger.spec.run import DataSpec, MixtureSource
 from trainledger.spec.units import MIB
@@ -225,7 +225,7 @@ def _is_complete(directory: Path, tokenizer: Tokenizer) -> bool:
     except (FileNotFoundError, *DAMAGED):
         return False
     try:
-        if (directory / TOKENIZER).read_text(encoding="utf-8") != tokenizer.definition:
+        if content_of(directory / TOKENIZER, WRITTEN_HERE) != tokenizer.definition:
             return False
     except (FileNotFoundError, ValueError):
         return False
@@ -254,7 +254,7 @@ def _tokenizer(
     trained = cache / "tokenizers" / f"bpe-{size}-{hashlib.sha256(named.encode()).hexdigest()[:NAME_DIGITS]}.json"
     seal = trained.with_suffix(".sha256")
     # The SHA-256 of the file lies beside it; an older file has none.
-    sealed = trained.exists() and (not seal.exists() or seal.read_bytes() == sha256(trained).encode())
+    sealed = trained.is_file() and (not seal.exists() or content_of(seal) == sha256(trained))
     if not sealed:
         trained.parent.mkdir(exist_ok=True)
         pairs = [(segment, text.data.text_field) for text in texts for shard in text.plan for segment in shard]
@@ -264,7 +264,7 @@ def _tokenizer(
             (definition,) = run_jobs([job], min(workers, 1), advance)
         write_whole(seal, hashlib.sha256(definition.encode()).hexdigest().encode())
         write_whole(trained, definition.encode())
-    return json_tokenizer("bpe", trained.read_text(encoding="utf-8"))
+    return json_tokenizer("bpe", content_of(trained, WRITTEN_HERE))
 
 
 def _job(do: str, segments: Sequence[Segment], data: DataSpec, **more: object) -> dict[str, Any]:

@@ -20,6 +20,7 @@ import numpy.typing as npt
 from trainledger.engine.data.documents import Document, Segment, documents, split_hash
 from trainledger.engine.data.files import (
     BLOCK_NBYTES,
+    WRITTEN_HERE,
     FileRecord,
     FileWriter,
     check_size,
@@ -28,7 +29,7 @@ from trainledger.engine.data.files import (
 )
 from trainledger.engine.data.tokenizer import Tokenizer
 from trainledger.spec.dtypes import token_dtype
-from trainledger.spec.durable import parse_json, sync
+from trainledger.spec.durable import content_of, parse_json, sync
 from trainledger.spec.problem import Problem
 from trainledger.spec.units import ceil_div
 
@@ -147,7 +148,7 @@ def write_shard(
 def read_record(directory: Path, shard: int) -> ShardRecord | None:
     """The record of a shard; None where it is not finished or a file of it has not the recorded size."""
     try:
-        record = parse_record(parse_json((directory / f"{shard:05d}.json").read_text()), shard)
+        record = parse_record(parse_json(content_of(directory / f"{shard:05d}.json", WRITTEN_HERE)), shard)
     except (OSError, *DAMAGED):
         return None
     return None if any(check_size(directory / file.name, file.nbytes) for file in record.files) else record

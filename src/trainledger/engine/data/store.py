@@ -20,7 +20,16 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from trainledger.engine.data.files import REMEDY, Blocks, Verified, check_file, check_size, file_problem, identity
+from trainledger.engine.data.files import (
+    REMEDY,
+    WRITTEN_HERE,
+    Blocks,
+    Verified,
+    check_file,
+    check_size,
+    file_problem,
+    identity,
+)
 from trainledger.engine.data.shard import (
     DAMAGED,
     SPLITS,
@@ -33,7 +42,7 @@ from trainledger.engine.data.shard import (
 )
 from trainledger.engine.data.tokenizer import ByteTokenizer, JsonTokenizer, Tokenizer
 from trainledger.spec.dtypes import token_dtype
-from trainledger.spec.durable import parse_json
+from trainledger.spec.durable import content_of, parse_json
 from trainledger.spec.problem import InvalidInput, Problem
 from trainledger.spec.runfile import vocabulary_problem
 
@@ -210,7 +219,7 @@ class TokenStore:
             return ByteTokenizer()
         path = self.directory / TOKENIZER
         try:
-            definition = path.read_text(encoding="utf-8")
+            definition = content_of(path, WRITTEN_HERE)
         except (OSError, ValueError) as error:
             raise InvalidInput([file_problem("data.cache", path, f"cannot be read: {error}", _ANEW)]) from None
         tokenizer = JsonTokenizer(self.index["tokenizer"]["name"], definition, self.end_id)
@@ -252,7 +261,7 @@ def read_index(path: Path) -> tuple[dict[str, Any], list[ShardRecord]]:
 
     Raises OSError, or one of `DAMAGED` where it is not as it was written.
     """
-    index: dict[str, Any] = parse_json(path.read_text(encoding="utf-8"))
+    index: dict[str, Any] = parse_json(content_of(path, WRITTEN_HERE))
     if index["format"] != FORMAT:
         return index, []
     if "sha256" in index and index != with_checksum(index):  # stores that were made before have none
