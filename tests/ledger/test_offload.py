@@ -12,6 +12,7 @@ from trainledger.ledger.ledger import Ledger
 from trainledger.ledger.memory.timeline import peak_on_host
 from trainledger.ledger.ranks import account_run, static_memory
 from trainledger.ledger.step import account
+from trainledger.spec.problem import InvalidInput
 from trainledger.spec.run import Run
 
 RECIPE: dict[str, Any] = {"seq_len": 256, "micro_batch": 1, "steps": 1}
@@ -130,3 +131,26 @@ def test_offloading_is_advised_where_memory_is_short_alone() -> None:
     offered = {advised.sets for advised in (*small.alone, *large.alone) if "recipe.offload" in str(advised.sets)}
     assert ("recipe.offload=parameters",) in offered
     assert not any("recipe.offload" in str(advised.sets) for advised in large.alone)
+
+
+def test_what_is_refused_names_what_works() -> None:
+    for offload, layout, more, said in (
+        (
+            "parameters",
+            {"replicate": 2},
+            {},
+            "needs layout.zero = 3 and layout.shard above 1; nearest that works: optimizer",
+        ),
+        ("parameters", {"shard": 2, "zero": 2}, {}, "nearest that works: optimizer"),
+        ("optimizer", {}, {"compile": True}, "recipe.compile = true: is not accounted for with states on the host"),
+    ):
+        with pytest.raises(InvalidInput) as refused:
+            run_of(offload, layout, **more)
+        assert said in str(refused.value)
+
+
+def test_a_search_keeps_an_optimizer_on_the_host() -> None:
+    found = tl.layouts(run_of("optimizer", {"shard": 4}, 16), limit_seconds=5)
+    assert found.best is not None
+    with pytest.raises(InvalidInput, match=r"recipe.offload = 'parameters': is not searched .* layout.shard=4"):
+        tl.layouts(run_of("parameters", {"shard": 4}, 16))

@@ -78,7 +78,7 @@ def rl(
         written = str(given.get("cluster.count", 1)).replace(",", "")
         devices = int(written) if written.isdecimal() else 1  # which reading the run refuses
         preset: dict[str, Any] = {
-            METHOD: "full", "layout.shard": devices, "recipe.seq_len": prompt + longest,
+            METHOD: "full", "layout.shard": devices,
             "recipe.global_batch": prompts * group, "recipe.learning_rate": _LEARNING_RATE,
         }  # fmt: skip
         preset = {name: value for name, value in preset.items() if name not in given}
@@ -86,6 +86,13 @@ def rl(
             preset.pop("layout.shard", None)
         overrides, alone = also(overrides, preset), "layout.shard" in preset
     trained = resolve(run, overrides)
+    if prompt + longest > (most := trained.model.max_seq_len):
+        rule = f"and a prompt of {prompt:,} tokens are longer than model.max_seq_len = {most:,}"
+        raise InvalidInput(
+            [Problem("longest", longest, rule, most - prompt if most > prompt else "a shorter --prompt")]
+        )
+    if named and "recipe.seq_len" not in given:
+        trained = replace(trained, recipe=replace(trained.recipe, seq_len=prompt + longest))
     machine = machine_of(trained)
     if not isinstance(machine, Device):
         rule = "is no device of the catalog, whose rates a served model needs"

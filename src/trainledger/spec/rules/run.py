@@ -55,7 +55,8 @@ def _offload(run: Run) -> Iterator[Problem]:
     recipe, layout, field = run.recipe, run.layout, "recipe.offload"
     if recipe.offload is None:
         return
-    gathers = layout.auto or (layout.zero == 3 and layout.shard * layout.context != 1)
+    sought = layout.auto or (layout.alone and run.cluster.count > 1)  # by a search, or all devices as one
+    gathers = sought or (layout.zero == 3 and layout.shard * layout.context != 1)
     if recipe.offload == "parameters" and not gathers:
         rule = "are pieces that are gathered before they are used: needs layout.zero = 3 and layout.shard above 1"
         yield Problem(field, recipe.offload, rule, "optimizer")
