@@ -390,3 +390,19 @@ def test_a_measured_machine_gives_no_bound():
 
     assert "On a machine about" in str(answer)
     assert "at the measured rates" in " ".join(str(answer).split())
+
+
+def test_the_largest_batch_is_found_with_few_accounts(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+
+    def counted(run: object, serving: Serving, *, backend: str) -> object:
+        asked.append(serving.batch)
+        return account_serving(run, serving, backend=backend)
+
+    monkeypatch.setattr("trainledger.forecast.plan.serving.account_serving", counted)
+    for context in ("512", "8192"):
+        asked.clear()
+        found = tl.inference("llama-3-8b", ["cluster.device=h100-sxm"], context=context, batch=16)
+        rows = {row.batch: row.fits for row in found.batches}
+        assert (rows[found.largest_batch], rows[found.largest_batch + 1]) == (True, False)
+        assert len(asked) == len(set(asked)) <= len(rows) + 2

@@ -6,10 +6,11 @@ batch is large (Pope et al. 2022, Efficiently Scaling Transformer Inference, arX
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import field, replace
+from functools import cache
 
-from trainledger.forecast.plan.edges import last_holding
+from trainledger.forecast.plan.edges import last_holding, straight
 from trainledger.forecast.predict.collective import collective_seconds, placement
 from trainledger.forecast.predict.device_memory import DeviceMemory, device_memory
 from trainledger.forecast.predict.roofline import COMPUTE_KINDS, Machine, NoRate, Roofline, ridge_of
@@ -27,6 +28,8 @@ from trainledger.spec.serving import WHOLE, Serving
 from trainledger.spec.units import counted, format_nbytes
 
 MOST_BATCH = 2**20
+Account = Callable[[int], Ledger]  # of a batch
+_APART = 64  # the batch that is accounted for beside one, to guess the largest
 
 
 @frozen
@@ -134,10 +137,15 @@ def inference(run: Run, serving: Serving, machine: Machine | None, *, backend: s
     """
     _check(run, serving)
     rank = serving_rank(run, serving, backend=backend)
-    ledger = account_serving(run, serving, backend=backend)
+
+    @cache
+    def account(batch: int) -> Ledger:
+        return account_serving(run, replace(serving, batch=batch), backend=backend)
+
+    ledger = account(serving.batch)
     leaves = rank.owned
     memory_use = _memory(run, ledger, machine)
-    cache, local = kv_cache(run.model, serving.cache), kv_cache(rank.run.model, serving.cache)
+    whole, local = kv_cache(run.model, serving.cache), kv_cache(rank.run.model, serving.cache)
     cache_nbytes = local.nbytes(serving.batch, serving.context)
     notes: list[str] = []
     time = _time(run, ledger, machine, notes)
@@ -147,14 +155,14 @@ def inference(run: Run, serving: Serving, machine: Machine | None, *, backend: s
         "cache": cache_nbytes,  # read by decode, written by prefill
     }
     moved["activations"] = everything - sum(moved.values())
-    largest = _largest_batch(run, serving, machine, backend) if table else None
+    largest = _largest_batch(run, account, machine) if table else None
     notes += _notes(run, serving)
     return Inference(
         run=run, serving=serving, ledger=ledger, weights=weight_bytes(leaves, serving), cache_nbytes=cache_nbytes,
-        token_nbytes=local.token_nbytes(), whole_token_nbytes=cache.token_nbytes(), memory=memory_use, time=time,
+        token_nbytes=local.token_nbytes(), whole_token_nbytes=whole.token_nbytes(), memory=memory_use, time=time,
         fits=_fits(memory_use, ledger, machine), moved_nbytes=moved, ridge=ridge_of(machine, serving.compute),
         device="" if machine is None else machine.title,
-        batches=tuple(_rows(run, serving, machine, backend, largest)) if table else (), largest_batch=largest,
+        batches=tuple(_rows(run, serving, machine, account, largest)) if table else (), largest_batch=largest,
         notes=tuple(dict.fromkeys(notes)),
     )  # fmt: skip
 
@@ -260,9 +268,8 @@ def _link_seconds(run: Run, entry: Entry, machine: Machine, *, bound: bool) -> f
 # Batches
 
 
-def _row(run: Run, serving: Serving, machine: Machine | None, backend: str, batch: int) -> BatchRow:
-    chosen = replace(serving, batch=batch)
-    ledger = account_serving(run, chosen, backend=backend)
+def _row(run: Run, serving: Serving, machine: Machine | None, account: Account, batch: int) -> BatchRow:
+    chosen, ledger = replace(serving, batch=batch), account(batch)
     memory_use = _memory(run, ledger, machine)
     time = _time(run, ledger, machine, [])
     nbytes: int = ledger.peak().nbytes if memory_use is None else memory_use.nbytes
@@ -277,33 +284,42 @@ def _row(run: Run, serving: Serving, machine: Machine | None, backend: str, batc
     )
 
 
-def _fits(memory_use: DeviceMemory | None, ledger: Ledger, machine: Machine | None) -> bool | None:
+def _over(memory_use: DeviceMemory | None, ledger: Ledger, machine: Machine | None) -> int | None:
+    """The bytes by which a forward is larger than its device; None where that is not known."""
     if memory_use is not None:
-        return memory_use.fits
+        return None if memory_use.usable_nbytes is None else memory_use.nbytes - memory_use.usable_nbytes
     if machine is None or machine.memory_nbytes is None:
         return None
-    return bool(ledger.peak().nbytes <= machine.memory_nbytes)
+    return int(ledger.peak().nbytes) - machine.memory_nbytes
 
 
-def _largest_batch(run: Run, serving: Serving, machine: Machine | None, backend: str) -> int | None:
+def _fits(memory_use: DeviceMemory | None, ledger: Ledger, machine: Machine | None) -> bool | None:
+    over = _over(memory_use, ledger, machine)
+    return None if over is None else over <= 0
+
+
+def _largest_batch(run: Run, account: Account, machine: Machine | None) -> int | None:
     """The most sequences that fit: memory grows with every one, about as much with each."""
 
-    def fits(batch: int) -> bool | None:
-        ledger = account_serving(run, replace(serving, batch=batch), backend=backend)
-        return _fits(_memory(run, ledger, machine), ledger, machine)
+    def over(batch: int) -> int:
+        return _over(_memory(run, account(batch), machine), account(batch), machine) or 0
 
-    if fits(1) is None:
+    if _over(_memory(run, account(1), machine), account(1), machine) is None:
         return None
-    return last_holding(lambda batch: bool(fits(batch)), MOST_BATCH + 1, start=1, least=1) or 0
+    start = 1 - over(1) * (_APART - 1) // max(1, over(_APART) - over(1))  # where a straight line meets the limit
+    start = min(max(start, 1), MOST_BATCH)
+    if over(start) <= 0 < over(start + 1):
+        return start
+    return last_holding(lambda batch: over(batch) <= 0, MOST_BATCH + 1, start, least=1, guess=straight(over)) or 0
 
 
-def _rows(run: Run, serving: Serving, machine: Machine | None, backend: str, largest: int | None) -> list[BatchRow]:
+def _rows(run: Run, serving: Serving, machine: Machine | None, account: Account, largest: int | None) -> list[BatchRow]:
     """Batches from one to the largest that fits, the requested one among them, and the first beyond."""
     end = max(largest or 1, serving.batch)
     sizes = {1, serving.batch, *(4**power for power in range(1, 11) if 4**power <= min(end, 4096))}
     if largest:
         sizes |= {largest, largest + 1} if largest < MOST_BATCH else {largest}
-    return [_row(run, serving, machine, backend, size) for size in sorted(sizes)]
+    return [_row(run, serving, machine, account, size) for size in sorted(sizes)]
 
 
 def served(run: Run, serving: Serving, machine: Machine | None, *, backend: str) -> Inference:

@@ -97,6 +97,7 @@ function inBrowser() {
   };
   const send = async (id) => {
     try {
+      await shown;
       await ready;
       const asked = open.get(id);
       if (asked) worker.postMessage({ id, ...asked.message });
@@ -131,12 +132,17 @@ function inBrowser() {
     const found = await fetch(`presets/${name}.json`).then((reply) => reply.json()).catch(() => ({}));
     return found[own] && { ...found[own], again_seconds: 0.1 };
   };
-  start();
+  let drawn; // the page draws its first numbers before Python takes the processor, in so many milliseconds
+  const shown = Promise.race([new Promise((done) => (drawn = () => setTimeout(done, 60))), wait(500)]).then(start);
   return {
     looksAhead: false, // there is one Python: it should be free for what is asked next
     listing: async () => (await fetch("calculators.json")).json(),
     answer: (name, query, how) => call({ call: "answer", name, query }, how),
-    view: async (name, query, frame, how) => (await example(name, query)) ?? call({ call: "view", name, query, ...frame }, how),
+    view: async (name, query, frame, how) => {
+      const found = await example(name, query);
+      drawn();
+      return found ?? call({ call: "view", name, query, ...frame }, how);
+    },
     check: (name, seed, guess, misses) => call({ call: "check", name, seed, guess, misses }),
     exercise: (name, seed) => call({ call: "exercise", name, seed }),
   };
