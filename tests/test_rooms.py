@@ -150,7 +150,7 @@ CEILINGS: dict[str, tuple[int, int, int]] = {
     "catalog": (3, 251, 22),
     "cli": (14, 2031, 330),
     "engine": (68, 10245, 1096),
-    "forecast": (57, 9860, 875),
+    "forecast": (57, 9871, 876),
     "ledger": (48, 7433, 552),
     "observe": (40, 5853, 628),
     "report": (13, 1717, 145),
@@ -160,7 +160,7 @@ CEILINGS: dict[str, tuple[int, int, int]] = {
     "web": (28, 3930, 495),
 }
 # Of the whole: files, lines, ``fmt: skip``, short files with a single importer in their folder.
-MOST_FILES, MOST_LINES, MOST_SKIPS, MOST_LONE = 463, 100847, 160, 3
+MOST_FILES, MOST_LINES, MOST_SKIPS, MOST_LONE = 463, 100863, 160, 3
 
 
 @pytest.mark.parametrize("room", CEILINGS)
@@ -228,7 +228,7 @@ def lines_of(paths: Iterable[Path]) -> int:
     return sum(path.read_text(encoding="utf-8").count("\n") for path in paths)
 
 
-MOST_TEST_LINES = 72_919
+MOST_TEST_LINES = 72_935
 
 
 def test_tests_keep_below_their_ceiling() -> None:
