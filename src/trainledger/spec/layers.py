@@ -302,7 +302,7 @@ def layer_runs(spec: ModelSpec, recipe: Recipe | None) -> tuple[LayerRun, ...]:
         runs = tuple(_in_16_bits(runs, spec.n_layers, first, last))
     # Of what is not kept, the first round's input and the last one's output live on: a loop cannot say so.
     # The first of frozen blocks with adapters alone gives no gradient on.
-    apart = recipe.activation_checkpointing.kind in ("offload", "from-start") or recipe.lora is not None
+    apart = recipe.activation_checkpointing.ends_apart or recipe.lora is not None
     return _ends_apart(runs) if apart else runs
 
 

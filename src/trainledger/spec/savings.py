@@ -59,6 +59,12 @@ class Checkpointing:
 
     kind: ClassVar[str]
     every: int = 1
+    inputs: str = "device"
+
+    @property
+    def ends_apart(self) -> bool:
+        """The first block's input and the last one's output live on, and what is between them does not."""
+        return self.kind in ("offload", "from-start") or self.inputs == "host"
 
 
 @frozen(kw_only=True)
@@ -75,6 +81,12 @@ class Full(Checkpointing):
     kind = "full"
 
     every: int = _every()
+    inputs: str = setting(
+        "memory that keeps the blocks' inputs: device, or host, moved while others compute (MaxText's "
+        "decoder_layer_input = offload)",
+        "device",
+        choices=("device", "host"),
+    )
 
 
 @frozen(kw_only=True)

@@ -331,6 +331,11 @@ PRETRAINERS: dict[str, tuple[dict[str, Any], int, dict[str, Any]]] = {
             "recipe.activation_checkpointing.keep": ("mm", "addmm", "attention"),
         },
     ),
+    "layers' inputs of MaxText in host memory": (
+        MAXTEXT | {"decoder_layer_input": "offload", "query_proj": "offload", "remat_policy": "custom"},
+        8,
+        {"recipe.activation_checkpointing.kind": "full", "recipe.activation_checkpointing.inputs": "host"},
+    ),
     "nanotron": (
         NANOTRON,
         8,
@@ -509,7 +514,7 @@ def test_a_script_is_read_and_not_run(tmp_path: Path) -> None:
             "activation_checkpoint.memory_budget",
             "budget",
         ),
-        (MAXTEXT | {"remat_policy": "qkv_proj_offloaded"}, "remat_policy", "is not accounted for"),
+        (MAXTEXT | {"remat_policy": "save_dot_except_mlp"}, "remat_policy", "is not accounted for"),
         (MAXTEXT | {"sparse_matmul": False}, "sparse_matmul", "computes experts densely"),
         (MAXTEXT | {"per_device_batch_size": 0.5}, "per_device_batch_size", "must be a whole number"),
         (

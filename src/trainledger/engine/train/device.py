@@ -123,6 +123,9 @@ def refuse_launches(recipe: Recipe, device: str) -> None:
     """Raises InvalidInput where kernels of a GPU are to be launched otherwise than this process launches them."""
     if recipe.cuda_graphs:
         raise InvalidInput([Problem("recipe.cuda_graphs", True, "is planned, and not what the engine does", False)])
+    if recipe.activation_checkpointing.inputs == "host":
+        rule = "is planned, and not what the engine does"
+        raise InvalidInput([Problem("recipe.activation_checkpointing.inputs", "host", rule, "device")])
     if recipe.launch_blocking and device.startswith("cuda") and os.environ.get("CUDA_LAUNCH_BLOCKING") != "1":
         rule = "needs CUDA_LAUNCH_BLOCKING=1 in the environment, which CUDA reads when the process begins"
         raise InvalidInput([Problem("recipe.launch_blocking", True, rule, False)])

@@ -89,11 +89,25 @@ class Frame(Hook):
         return arrays
 
 
-def checkpointed(tape: Tape, run: Callable[..., Array], *inputs: Array, keep: tuple[str, ...] = ()) -> Array:
-    """The output of ``run(*inputs)``, of which only the inputs are kept."""
+def checkpointed(
+    tape: Tape, run: Callable[..., Array], *inputs: Array, keep: tuple[str, ...] = (), on_host: bool = False
+) -> Array:
+    """The output of ``run(*inputs)``, of which only the inputs are kept, or copies of them ``on_host``."""
     if not tape.graph:
         return run(*inputs)
     frame = Frame(tape, lambda: run(*inputs), keep)
+    if not on_host:
+        with tape.hooked(frame):
+            return run(*inputs)
+    # XLA sends them while the block computes, and fetches them while the block after it runs backward.
+    nodes = [array.node for array in inputs]
+    copies = [tape.moved("to_host", array, HOST, overlap="compute") for array in inputs]
+
+    def from_host() -> Array:
+        back = [tape.moved("to_device", array, "scratch", overlap="compute") for array in copies]
+        return run(*(array.view(node=node) for array, node in zip(back, nodes, strict=True)))
+
+    frame.again = from_host
     with tape.hooked(frame):
         return run(*inputs)
 

@@ -31,6 +31,8 @@ def uncovered(rank: RankPlan) -> str:
         why = "expert ranks, whose tokens are counted while they run"
     elif isinstance(again, Selective) and (apart := [each for each in again.keep if each not in WHOLE]):
         why = f'activation_checkpointing.keep = "{apart[0]}", which it decomposes'
+    elif again.inputs == "host":
+        why = 'activation_checkpointing.inputs = "host"'
     elif again.kind not in COVERED or (again.kind == "segments" and rank.gathers):
         why = f'activation_checkpointing = "{again.kind}"'
     elif precision.float8 is not None and precision.float8.scaling in ("block", "micro"):

@@ -143,7 +143,7 @@ def run_layers(
         rounds = [one for segment in leaves.segments for one in segment.rounds("layers")]
         return recompute_from_input(tape, rounds, first.pop(), lambda x, blocks: run_of(blocks)(x))
     keep = again.keep if isinstance(again, Selective) else ()
-    return _run_groups(tape, leaves, first.pop(), run_of, keep)
+    return _run_groups(tape, leaves, first.pop(), run_of, keep, again.inputs == "host")
 
 
 def _run(tape: Tape, sizes: Sizes, members: Members, x: Array) -> Array:
@@ -154,19 +154,18 @@ def _run(tape: Tape, sizes: Sizes, members: Members, x: Array) -> Array:
     return x
 
 
+RunOf = Callable[[tuple[BlockLeaves, ...]], Callable[[Array], Array]]
+
+
 def _run_groups(
-    tape: Tape,
-    leaves: ModelLeaves,
-    x: Array,
-    run_of: Callable[[tuple[BlockLeaves, ...]], Callable[[Array], Array]],
-    keep: tuple[str, ...],
+    tape: Tape, leaves: ModelLeaves, x: Array, run_of: RunOf, keep: tuple[str, ...], on_host: bool = False
 ) -> Array:
     for index, segment in enumerate(leaves.segments):
         for name, count, blocks in segment.rounds(f"layers {index}"):
             with tape.loop(name, count):
                 for again, group in _groups(segment, blocks) if tape.graph else ((False, (each,)) for each in blocks):
                     run = run_of(group)
-                    x = checkpointed(tape, run, x, keep=keep) if again else run(x)
+                    x = checkpointed(tape, run, x, keep=keep, on_host=on_host) if again else run(x)
     return x
 
 

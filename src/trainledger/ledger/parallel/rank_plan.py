@@ -251,7 +251,7 @@ def _runs_of(local: Run, chunk: Chunk) -> tuple[LayerRun, ...]:
     runs = cut(layer_runs(local.model, local.recipe), chunk)
     if chunk.begins and chunk.ends:
         return runs
-    both = local.recipe.activation_checkpointing.kind in ("offload", "from-start")
+    both = local.recipe.activation_checkpointing.ends_apart
     return ends_apart(runs, first=both or not chunk.begins, last=both or not chunk.ends)
 
 
