@@ -21,7 +21,7 @@ export function copyMenu({ texts, link, frame, drawing, json, say }) {
     const kinds = [
       ...own.map(([name, title]) => [title, () => texts()[name]]),
       ["Link", () => link().href],
-      ["Frame for a page", () => `<iframe src="${frame().href.replace(/&/g, "&amp;")}" width="100%" height="720"></iframe>`],
+      ["Frame for a page", () => `<iframe src="${frame().href.replace(/&/g, "&amp;")}" width="100%" height="720" style="border: 0"></iframe>`],
       ["JSON", async () => JSON.stringify(await json(), null, 2)],
       ...(drawing() ? [["Figure as SVG", () => fileOf(drawing(), link())], ["Figure as PNG", () => imageOf(fileOf(drawing(), link()))]] : []),
     ];
