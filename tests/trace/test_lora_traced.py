@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
-from agreement import examples
+from agreement import assert_agree, examples
 from hypothesis import given
 from random_runs import pick, run_of
 from saving_runs import same_ledgers, saving_runs
@@ -12,6 +14,7 @@ from saving_runs import same_ledgers, saving_runs
 from trainledger.ledger.model.parameters import parameters
 from trainledger.ledger.ops.adapters import base_nbytes
 from trainledger.ledger.step import account
+from trainledger.spec.rules.run import run_problems
 from trainledger.spec.run import Run
 
 pytestmark = pytest.mark.agreement
@@ -65,6 +68,45 @@ def test_frozen_weights_have_no_gradient_no_state_and_no_matmul_of_their_own() -
     assert resident["optimizer state"] < 9 * trained
     gradients = sum(nbytes for each in adapted for name, nbytes in each.allocated if name == "gradients")
     assert gradients <= 4 * trained
+
+
+BESIDE: tuple[dict[str, Any], ...] = (
+    {"lora.whole": ["embed_tokens", "lm_head"]},
+    {"lora.whole": ["lm_head"], "loss": "fused", "loss.chunks": 2},
+    {"lora.whole": ["embed_tokens"], "lora.targets": ["down_proj"]},
+    {"lora.whole": ["embed_tokens", "lm_head"], "lora.base_format": "nf4", "precision": "bf16-mixed"},
+    {
+        "lora.whole": ["embed_tokens", "lm_head"],
+        "activation_checkpointing": "full",
+        "loss": "chunked",
+        "loss.chunks": 4,
+    },
+    {"lora.whole": ["embed_tokens", "lm_head"], "objective": "orpo"},
+)
+
+
+@pytest.mark.parametrize("fields", BESIDE, ids=lambda fields: " ".join(map(str, fields.values())))
+def test_matrices_trained_whole_beside_adapters(fields: dict[str, Any]) -> None:
+    run = run_of(**{"lora.rank": 3, **fields})
+    whole, _ = assert_agree(run)
+    alone = account(run_of(**{"lora.rank": 3, **fields, "lora.whole": []}))
+    elements = run.model.vocab_size * run.model.d_model * len(fields["lora.whole"])
+    assert whole.parameters - alone.parameters == elements
+    moved = dict(alone.resident)["frozen weights"] - dict(whole.resident)["frozen weights"]
+    assert moved == 4 * elements == dict(whole.resident)["parameters"] - dict(alone.resident)["parameters"]
+
+
+def test_what_is_trained_whole_is_refused_where_it_would_be_another_run() -> None:
+    whole = {"lora.rank": 3, "lora.whole": ["lm_head"]}
+    for fields, sentence in (
+        (
+            {"lora.whole": ["lm_hed"]},
+            "recipe.lora.whole = 'lm_hed': must be of embed_tokens, lm_head; nearest that works: lm_head",
+        ),
+        ({"objective": "dpo"}, "would change the reference, which is the model with adapters off (recipe.objective)"),
+        ({"model": {"tie_embeddings": True}}, "names one of two tied matrices, which PEFT would train apart"),
+    ):
+        assert sentence in " ".join(map(str, run_problems(run_of(**{**whole, **fields}))))
 
 
 def test_bytes_of_a_large_frozen_weight() -> None:

@@ -121,7 +121,7 @@ _SHORT_FOR = {
     "count": ("cluster.count", "how many devices"),
     "method": (
         "method",
-        "how a model that is named alone is tuned: full, lora, qlora or dpo, with the recipe that people begin with",
+        "how a model that is named alone is tuned: full, lora, qlora, dpo, orpo or kto, as people begin with it",
     ),
 }
 

@@ -186,6 +186,9 @@ def export(
             raise InvalidInput([Problem("--ema", None, "is of merged weights; leave --adapters out")])
         run, stored = adapters_in(Path(model), say)
         assert run.recipe.lora is not None
+        if run.recipe.lora.whole:
+            rule = "is not written with --adapters; export without it writes all weights, merged"
+            raise InvalidInput([Problem("recipe.lora.whole", list(run.recipe.lora.whole), rule)])
         kind = export_adapters(run.model, run.recipe.lora, stored, Path(out), force=force, model_type=model_type)
         says = f"{out}: adapters of {len(stored) // 2:,} layers of a {kind}\nload them with PEFT:\n"
         data = {"directory": Path(out), "model_type": kind, "adapters": len(stored)}

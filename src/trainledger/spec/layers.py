@@ -245,7 +245,7 @@ def kinds_that_learn(spec: ModelSpec, recipe: Recipe) -> set[LayerKind]:
     runs = layer_runs(spec, recipe)
     kinds = [kind for run in runs for kind in run.kinds]
     whole_again = recipe.activation_checkpointing.kind in ("full", "segments", "selective") and runs[0].groups[0].again
-    if recipe.lora is None or whole_again:
+    if recipe.lora is None or whole_again or "embed_tokens" in (recipe.lora.whole or ()):
         return set(kinds)
     targets = recipe.lora.targets
     before = any(is_target(f"self_attn.{name}.weight", targets) for name in ATTENTION if name != "o_proj")

@@ -196,6 +196,7 @@ LOSSES: dict[str, type[Loss]] = {cls.kind: cls for cls in (FullLoss, ChunkedLoss
 ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj", "q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj")
 MLP = ("gate_proj", "up_proj", "down_proj")
 TARGETS = ("linear", "attention", "mlp", *ATTENTION, *MLP)  # what people name: all, a half, or one
+WHOLE = ("embed_tokens", "lm_head")  # what is trained beside adapters
 BASE_FORMATS = ("bf16", "int8", "nf4")
 BLOCKS_OF = {"int8": "int8", "nf4": "nf4-double"}  # their names among the block formats of `dtypes`
 
@@ -214,6 +215,9 @@ class Lora:
         "format of the frozen linear layers: bf16, int8 or nf4 in blocks with scales; absent = as other parameters",
         None,
         choices=BASE_FORMATS,
+    )
+    whole: tuple[str, ...] | None = setting(
+        "matrices that are trained whole beside the adapters (modules_to_save of PEFT): embed_tokens, lm_head", None
     )
 
 

@@ -24,6 +24,7 @@ pytestmark = pytest.mark.process
 
 ODD = {"feed_forward.d_ff": 81, "vocab_size": 97, "d_model": 33, "attention.head_dim": 8}
 LORA = {"lora.rank": 3}
+WHOLE = {"lora.whole": ["embed_tokens", "lm_head"]}
 TWO: dict[str, Case] = {
     "ddp": ({"replicate": 2}, {}, {**LORA, "global_batch": 4}),
     "ddp, nf4": ({"replicate": 2}, {}, {**LORA, "global_batch": 4, "lora.base_format": "nf4"}),
@@ -39,6 +40,10 @@ TWO: dict[str, Case] = {
     "fsdp, nf4": ({"shard": 2}, ODD, {**LORA, "lora.base_format": "nf4", "precision": "bf16-mixed"}),
     "fsdp, int8": ({"shard": 2}, ODD, {**LORA, "lora.base_format": "int8"}),
     "fsdp, gathered in bf16": ({"shard": 2}, {}, {**LORA, "precision": "bf16-sharded"}),
+    "ddp, embedding and head": ({"replicate": 2}, {}, {**LORA, **WHOLE, "global_batch": 4}),
+    "zero 2, embedding and head": ({"shard": 2, "zero": 2}, ODD, {**LORA, **WHOLE}),
+    "fsdp, embedding and head": ({"shard": 2}, {}, {**LORA, **WHOLE}),
+    "fsdp, head, nf4, odd sizes": ({"shard": 2}, ODD, {**LORA, "lora.whole": ["lm_head"], "lora.base_format": "nf4"}),
     "fsdp, bf16 base gathered": ({"shard": 2}, {}, {**LORA, "precision": "bf16-sharded", "lora.base_format": "bf16"}),
 }  # fmt: skip
 

@@ -195,6 +195,18 @@ def test_commands_of_trl_are_objectives(line: str) -> None:
     assert recipe.loss.kind == ("full" if objective["kind"] == "orpo" else "chunked")
 
 
+def test_what_is_trained_beside_adapters_is_read() -> None:
+    line = (
+        "trl sft --model_name_or_path meta-llama/Meta-Llama-3-8B --use_peft --lora_modules_to_save embed_tokens lm_head"
+    )
+    run = resolve(line)
+    assert run.recipe.lora is not None
+    assert run.recipe.lora.whole == ("embed_tokens", "lm_head")
+    assert "what is trained beside adapters is counted once; PEFT keeps the frozen original too" in run.origin.notes
+    factory = FACTORY | {"finetuning_type": "lora", "additional_target": "embed_tokens,lm_head"}
+    assert from_values(factory).table["recipe"]["lora"]["whole"] == ["embed_tokens", "lm_head"]
+
+
 def test_another_loss_of_preferences_is_refused() -> None:
     with pytest.raises(InvalidInput, match="loss_type = 'ipo': is not accounted for; nearest that works: sigmoid"):
         resolve("trl dpo --model_name_or_path Qwen/Qwen2.5-0.5B --loss_type ipo")

@@ -185,6 +185,8 @@ def adapt(model: nn.Module, lora: Lora | None) -> None:
         return
     for parameter in model.parameters():
         parameter.requires_grad_(False)
+    for name in lora.whole or ():
+        model.get_submodule(name).requires_grad_(True)
     for path, module in list(model.named_modules()):
         if isinstance(module, nn.Linear) and is_linear(f"{path}.weight"):
             name = path.rpartition(".")[2]

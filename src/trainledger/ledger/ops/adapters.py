@@ -26,8 +26,9 @@ CODES = {"bf16": "bf16", "int8": "int8", "nf4": "uint8", "fp8": "e4m3"}
 def adapt(named: dict[str, Leaf], lora: Lora) -> dict[str, Leaf]:
     """The parameters of a block or of those around the blocks: frozen, with adapters on the targets."""
     leaves: dict[str, Leaf] = {}
+    whole = {f"{module}.{what}" for module in lora.whole or () for what in ("weight", "bias")}
     for name, leaf in named.items():
-        leaf.trained = False
+        leaf.trained = name in whole
         leaves[name] = leaf
         module, _, what = name.rpartition(".")
         if not is_linear(name):

@@ -13,7 +13,7 @@ from trainledger.spec.recipe import Recipe
 from trainledger.spec.rules.layout import layout_problems
 from trainledger.spec.rules.model import model_problems
 from trainledger.spec.run import BLOCK_ROWS, STANDARD_LIBRARY, DataSpec, Run, dealt
-from trainledger.spec.savings import ATTENTION, KEEPABLE, MLP, TARGETS, Selective, is_target
+from trainledger.spec.savings import ATTENTION, KEEPABLE, MLP, TARGETS, WHOLE, Selective, is_target
 from trainledger.spec.units import round_up
 
 
@@ -168,6 +168,12 @@ def _adapters(run: Run) -> Iterator[Problem]:
     if spec.n_mtp_layers:
         rule = "there are no adapters for modules of multi-token prediction: train all weights with recipe.lora = none"
         yield Problem("recipe.lora.rank", lora.rank, rule)
+    if lora.whole and spec.tie_embeddings:
+        rule = "names one of two tied matrices, which PEFT would train apart: adapters alone are accounted for"
+        yield Problem("recipe.lora.whole", list(lora.whole), rule, "none")
+    if lora.whole and run.recipe.objective.reference is not None:
+        rule = "would change the reference, which is the model with adapters off (recipe.objective)"
+        yield Problem("recipe.lora.whole", list(lora.whole), rule, "none")
     layout, precision = run.layout, run.recipe.precision
     for axis in ("tensor", "context", "pipeline"):
         if getattr(layout, axis) != 1:
@@ -311,6 +317,9 @@ def _adapter_recipe(recipe: Recipe) -> Iterator[Problem]:
         if target not in TARGETS:
             rule = f"must be of {', '.join(TARGETS)}"
             yield Problem("recipe.lora.targets", target, rule, nearest_text(target, TARGETS))
+    for name in recipe.lora.whole or ():
+        if name not in WHOLE:
+            yield Problem("recipe.lora.whole", name, f"must be of {', '.join(WHOLE)}", nearest_text(name, WHOLE))
     precision = recipe.precision
     if precision.float8 is not None or precision.loss_scaling or precision.master:
         rule = "is not accounted for with frozen weights"

@@ -275,6 +275,10 @@ def _lora(read: Reading, adapter: str) -> dict[str, Any]:
         names = []
     linear = read.said.get("run.linear") or not names or {"all", "all-linear"} & set(map(str, names))
     section["targets"] = ["linear"] if linear else names
+    if isinstance(whole := section.get("whole"), str):
+        section["whole"] = whole.replace(",", " ").split()
+    if whole:
+        read.notes.append("what is trained beside adapters is counted once; PEFT keeps the frozen original too")
     if bits not in (None, 4, 8):
         read.refuse(read.key_of("run.bits"), bits, "must be 4 or 8", 4)
     if bits or adapter == "qlora":
