@@ -16,7 +16,7 @@ def test_every_link_is_whole(name: str) -> None:
     assert link.switch_share is None or 0 < link.switch_share <= 1
     assert link.source
     assert link.date
-    assert set(link.unverified) <= {"bandwidth", "share", "switch_share", "host_share"}
+    assert set(link.unverified) <= {"bandwidth", "share", "switch_share", "host_share", "host_memory_bandwidth"}
     assert link.protocols
     for each in link.protocols:
         assert 0 < each.ring_share <= 1
@@ -32,6 +32,8 @@ def test_every_device_stands_in_a_node(name: str) -> None:
     device = catalog.device(name)
     assert device.fabric is not None
     assert device.fabric.devices_per_node >= 1
+    if (host := device.fabric.host) is not None:  # whose memory is quicker than the link to it
+        assert (host.memory_bytes_per_second or 0) > host.bytes_per_second
     if device.link_bytes_per_second is not None and "bridge" not in device.link:
         # The device's own figure and its link's, which may have been read in another source.
         assert device.fabric.node.bytes_per_second == pytest.approx(device.link_bytes_per_second, rel=0.05)
