@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-from trainledger.spec.convert.huggingface import FAMILIES
+from trainledger.spec.convert.huggingface import _TEXT_OF, FAMILIES
 
 PAGE = Path(__file__).parents[4] / "docs/hugging-face.md"
 
@@ -11,4 +11,4 @@ PAGE = Path(__file__).parents[4] / "docs/hugging-face.md"
 def test_the_page_names_every_model_type_and_no_other():
     rows = [line.split("|")[1] for line in PAGE.read_text().splitlines() if line.startswith("| `")]
     named = {each for row in rows for each in re.findall(r"`(\w+)`", row)}
-    assert named == {*FAMILIES, "gemma3"}
+    assert named == {*FAMILIES, *_TEXT_OF}

@@ -93,7 +93,10 @@ NO_MODEL = {
 }
 
 
-@pytest.mark.parametrize("kind", sorted(set(FAMILIES) - {"kimi_k2"}))
+WRITTEN = {kind for kind, family in FAMILIES.items() if not family.reads_only}
+
+
+@pytest.mark.parametrize("kind", sorted(WRITTEN - {"kimi_k2"}))
 def test_the_defaults_are_those_of_transformers(kind):
     """A config with all its defaults written out, and one with none but the sizes that are never absent."""
     import transformers

@@ -25,7 +25,10 @@ from trainledger.spec.rules.model import model_problems
 from trainledger.spec.units import MEGA, format_nbytes
 
 # Models of several senses, of which the language model is read: their model type -> that of their text_config.
-_TEXT_OF = {"gemma3": "gemma3_text"}
+_TEXT_OF = {
+    "gemma3": "gemma3_text", "kimi_k25": "kimi_k2", "qwen3_vl": "qwen3_vl_text", "qwen3_vl_moe": "qwen3_vl_moe_text",
+    "qwen3_5": "qwen3_5_text", "qwen3_5_moe": "qwen3_5_moe_text",
+}  # fmt: skip
 _MOST_PROBLEMS = 20
 LARGEST_NBYTES = 10 * MEGA  # of a JSON file; real ones have a few kB
 
@@ -147,6 +150,9 @@ def read(config: Mapping[str, Any], where: str = "config.json") -> tuple[Reading
         config = _text_config(config, text_kind, where)
     family = family_named(config.get("model_type"), where)
     reading = Reading(config, family)
+    if family.reads_only:
+        rule = "its weights are not read or written here: their names are not known"
+        reading.refuse_weights("model_type", family.model_type, rule)
     if text_kind is not None:
         reading.notes.append(f"text_config alone is read: other inputs of a {kind} than text are left out")
         reading.refuse_weights("model_type", kind, f"only its language model ({text_kind}) has weights here")
@@ -224,7 +230,8 @@ def family_of(spec: ModelSpec, model_type: str | None = None) -> Family:
         raise InvalidInput([Problem("model type", model_type, f"must be one of {', '.join(FAMILIES)}")])
     spec = _plain(spec)
     found: dict[str, list[Problem]] = {}
-    for name in FAMILIES if model_type is None else (model_type,):
+    written = [name for name, family in FAMILIES.items() if not family.reads_only]
+    for name in written if model_type is None else (model_type,):
         found[name] = list(_obstacles(spec, FAMILIES[name]))
         if not found[name]:
             return FAMILIES[name]

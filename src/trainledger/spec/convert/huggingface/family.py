@@ -109,6 +109,8 @@ class Family:
     rotated: float | None = None
     rope_default: Mapping[str, object] = field(default_factory=dict)  # rope_parameters where there are none
     rope_aliases: Mapping[str, str] = field(default_factory=dict)  # rope_theta or partial_rotary_factor -> old key
+    letters: Mapping[str, str] = field(default_factory=dict)  # of layer_types -> of `ModelSpec.layers`
+    reads_only: bool = False  # no config is written, and no weights are read
     divides: bool = False  # transformers requires heads that divide the width, for any head width
     local_theta: float | None = None  # local layers have a separate rotary base, never scaled
     read: Callable[..., None] | None = None  # of a `reading.Reading`: what no table can say
@@ -124,7 +126,7 @@ class Family:
         >>> two.keys, two.window, two.architectures
         ({'d_model': 'hidden_size', 'n_layers': 'num_hidden_layers'}, 4, ('TwoMoeForCausalLM',))
         """
-        for name in ("keys", "always", "defaults", "switches", "constants", "allowed", "values", "aliases"):
+        for name in ("keys", "always", "defaults", "switches", "constants", "allowed", "values", "aliases", "letters"):
             both = {**getattr(self, name), **changes.get(name, {})}
             changes[name] = {inner: value for inner, value in both.items() if value is not None or name == "defaults"}
         usual = "".join(word.capitalize() for word in model_type.split("_")) + "ForCausalLM"

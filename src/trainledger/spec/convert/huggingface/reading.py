@@ -12,7 +12,7 @@ from dataclasses import Field
 from typing import Any
 
 from trainledger.spec.convert.huggingface.family import Family
-from trainledger.spec.layers import kind_of
+from trainledger.spec.layers import MIXES, kind_of
 from trainledger.spec.model import ModelSpec
 from trainledger.spec.problem import Problem, shown
 from trainledger.spec.reading import field_of
@@ -138,7 +138,7 @@ class Reading:
             read |= {"sliding_window", "use_sliding_window", "max_window_layers"}
         if family.theta is not None:
             read |= _ROPE_KEYS
-        read |= {other for key, other in family.aliases.items() if key in read}
+        read |= {other for key, other in family.aliases.items() if key in {*read, *family.allowed}}
         for key, value in self.config.items():
             if key in read or key in family.ignored:
                 continue
@@ -230,6 +230,9 @@ def read_windows(reading: Reading) -> None:
     types = config.get("layer_types")
     if not reading.has("n_layers"):
         return
+    if family.letters:
+        read_letters(reading, reading.given("layer_types"))
+        return
     if types is not None and not _are_known(reading, types):
         return
     on = family.windows != "none" and (not family.flagged or reading.flag("use_sliding_window", False))
@@ -249,6 +252,25 @@ def read_windows(reading: Reading) -> None:
         reading.fields["attention.window"] = None
     elif every:
         reading.fields["attention.global_every"] = every
+
+
+def read_letters(reading: Reading, types: Any) -> None:
+    """Set the pattern of layers from a list of their kinds, or from a text of letters."""
+    letters, n_layers = reading.family.letters, reading.fields["n_layers"]
+    if types is None:
+        return
+    known = isinstance(types, list | str) and all(isinstance(kind, str) and kind in letters for kind in types)
+    if not known or len(types) != n_layers:
+        rule = f"must be {n_layers} of {', '.join(letters)}, one for each layer"
+        reading.refuse("layer_types", types, rule)
+        return
+    pattern = "".join(letters[kind] for kind in types)
+    size = next(size for size in range(1, n_layers + 1) if (pattern[:size] * n_layers)[:n_layers] == pattern)
+    reading.fields["layers"] = pattern[:size]
+    if not set(pattern) & MIXES:
+        own = [name for name in reading.fields if name.partition(".")[0] in ("mixer", "layers")]
+        for name in own:
+            del reading.fields[name]
 
 
 def layer_types(spec: ModelSpec) -> list[str]:

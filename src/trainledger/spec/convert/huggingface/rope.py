@@ -163,7 +163,8 @@ class _Table:
             self._read_alpha(rope["alpha"])
             return
         for key in rope:
-            if key not in _ALWAYS and key not in _OF_TYPE[kind]:
+            # Text has one position for all three axes that mrope tells apart.
+            if key not in _ALWAYS and key not in _OF_TYPE[kind] and not key.startswith("mrope_"):
                 reading.refuse(f"{self.at}.{key}", rope[key], f"is no key of the rope type {kind}")
         if kind == "dynamic":
             reading.notes.append(f"{self.at} is left out: dynamic scaling acts beyond the longest sequence only")
