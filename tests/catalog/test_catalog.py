@@ -53,6 +53,21 @@ ALSO_PUBLISHED = {
     "qwen2.5-1.5b": 1543714304, "qwen2.5-3b": 3085938688, "qwen2.5-14b": 14770033664, "qwen3-0.6b": 596049920,
     "qwen3-4b": 4022468096, "smollm2-360m": 361821120, "mistral-7b-v0.3": 7248023552, "codellama-7b": 6738546688,
     "codellama-13b": 13016028160, "codellama-34b": 33743970304,
+    # Of models with mixers, and others of 2025 and 2026: transformers' modules on the meta device.
+    "glm-4.6": 356785884416,
+    "granite-4.0-h-small": 32207337984,
+    "kimi-linear-48b-a3b": 49122675072,
+    "lfm2-350m": 354483968,
+    "lfm2-8b-a1b": 8339929856,
+    "mimo-7b": 7622619136,
+    "minimax-m2.5": 228689748992,
+    "nemotron-3-nano-30b-a3b": 31577937344,
+    "qwen3-235b-a22b": 235093634560,
+    "qwen3-next-80b-a3b": 79674391296,
+    "qwen3.5-122b-a10b": 122111526912,
+    "qwen3.5-27b": 26895998464,
+    "qwen3.5-35b-a3b": 34660610688,
+    "qwen3.5-397b-a17b": 396346350336,
 }  # fmt: skip
 
 DEVICES = {
@@ -97,6 +112,7 @@ def count(spec):
     else:
         width, kv = heads * spec.head_size, spec.kv_heads * spec.head_size
         attention = d * width + 2 * d * kv + width * d + (width + 2 * kv if spec.attention.bias else 0)
+        attention += d * width if spec.attention.gated else 0
         attention += (d if spec.output_bias else 0) + (heads if spec.attention.sinks else 0)
         attention += {None: 0, "head": 2 * spec.head_size, "width": width + kv}[spec.attention.qk_norm]
     norms = 1 if spec.block == "parallel" else NORMS_OF_A_BLOCK[spec.norm_place]
@@ -107,7 +123,14 @@ def count(spec):
 
     dense = attention + norms * norm + mlp(spec.feed_forward.d_ff)
     total = spec.n_layers * dense
-    if spec.experts is not None:
+    if spec.layers is not None:
+        total = 0
+        for at, letter in enumerate((spec.layers * spec.n_layers)[: spec.n_layers]):
+            experts = letter == "E" or (letter in "ARB" and spec.experts and at >= spec.experts.n_dense_layers)
+            feed = mixture(spec, mlp) if experts else mlp(spec.feed_forward.d_ff)
+            mixed = (attention if letter in "AB*" else 0) + (mixer(spec) if letter in "RBM" else 0)
+            total += (mixed + norm if mixed else 0) + (feed + norm if letter in "ARB-E" else 0)
+    elif spec.experts is not None:
         inner = spec.experts.expert_d_ff or spec.feed_forward.d_ff
         router = spec.experts.n_experts * (d + spec.experts.router.bias)
         sparse = (
@@ -120,6 +143,32 @@ def count(spec):
     embeddings += (spec.max_seq_len + spec.positions.extra_rows) * d if spec.positions.kind == "learned" else 0
     embeddings += norm if spec.embedding_norm else 0
     return embeddings + total + norm
+
+
+def mixture(spec, mlp):
+    experts = spec.experts
+    shared = experts.shared_d_ff or experts.n_shared * experts.width
+    gate = spec.d_model if experts.shared_gate else 0
+    return experts.n_experts * (spec.d_model + mlp(experts.width)) + (mlp(shared) if experts.n_shared else 0) + gate
+
+
+def mixer(spec):
+    """A mixer's parameters: what it reads of the stream, the filters, vectors, norm and what it writes."""
+    d, part = spec.d_model, spec.mixer
+    if part.kind == "short-conv":
+        return 3 * d * d + d * part.conv_width + d * d
+    if part.kind == "mamba-2":
+        inner, shared = part.n_heads * part.head_dim, 2 * part.n_groups * part.state
+        read = d * (2 * inner + shared + part.n_heads)
+        return read + (inner + shared) * (part.conv_width + 1) + 3 * part.n_heads + inner + inner * d
+    keys, values = part.n_key_heads * part.key_dim, part.n_heads * part.value_dim
+    filters = (2 * keys + values) * part.conv_width
+    if part.kind == "gated-delta":
+        read = d * (2 * keys + 2 * values + 2 * part.n_heads)
+        return read + filters + 2 * part.n_heads + part.value_dim + values * d
+    low = part.head_dim
+    read = d * (2 * keys + values + 2 * low + part.n_heads) + 2 * low * values
+    return read + filters + part.n_heads + values + low + values * d
 
 
 @pytest.mark.parametrize("name", catalog.model_names())

@@ -302,7 +302,6 @@ def _leaves(named: Iterable[tuple[str, Shape]], recipe: Recipe | None) -> dict[s
     return leaves if recipe is None or recipe.lora is None else adapt(leaves, recipe.lora)
 
 
-SCANS = "scans of mixers"
 SCORES = "attention scores"  # queries times keys, and probabilities times values
 _LOOKED_UP = ("embedding", "positions", "norms")  # no matmuls
 
@@ -332,7 +331,7 @@ def _forward_flops(spec: ModelSpec, tokens: Int, attention: str) -> Iterator[tup
         for kind in segment.kinds:
             yield SCORES, segment.count * _scores(spec, kind, tokens, attention)
             if kind.mixes:
-                yield SCANS, segment.count * scan_flops(spec, 1, tokens)
+                yield "mixers", segment.count * scan_flops(spec, 1, tokens)
     for index in range(spec.n_mtp_layers):
         left, module = tokens - 2 - index, f"mtp.{index}."
         named = [(name, shape) for name, shape in mtp_modules(spec) if name.startswith(module)]

@@ -76,7 +76,8 @@ HYBRIDS = {
         "num_key_value_heads": 8, "intermediate_size": 7168, "moe_intermediate_size": 1792, "num_dense_layers": 2,
         "num_experts": 32, "num_experts_per_tok": 4, "norm_topk_prob": True, "use_expert_bias": True,
         "conv_L_cache": 3, "conv_bias": False, "vocab_size": 65536, "norm_eps": 1e-05, "rope_theta": 1000000.0,
-        "layer_types": (["conv", "conv", "full_attention", "conv"] * 6), "max_position_embeddings": 128000,
+        "layer_types": ["full_attention" if at in (2, 6, 10, 14, 18, 21) else "conv" for at in range(24)],
+        "max_position_embeddings": 128000,
     },
     "kimi-linear-48b-a3b": {
         "model_type": "kimi_linear", "hidden_size": 2304, "num_hidden_layers": 27, "num_attention_heads": 32,

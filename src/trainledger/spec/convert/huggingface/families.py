@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from trainledger.spec.block import Router
+from trainledger.spec.convert.huggingface import hybrids
 from trainledger.spec.convert.huggingface.family import ExpertNames, Family, Names, Switch
 from trainledger.spec.convert.huggingface.reading import Reading, every_so_many, read_letters
 from trainledger.spec.convert.huggingface.rope import magnitude, rope_parameters
 from trainledger.spec.layers import kind_of
 from trainledger.spec.model import ModelSpec
-from trainledger.spec.units import round_up
 
 _AS_FOUNDRY = "transformers builds it otherwise; accounted for as llm-foundry builds it"
 
@@ -235,84 +235,9 @@ def _same_in_all(reading: Reading, key: str, default: Any, must_be: Any = None) 
     return each[0]
 
 
-def read_qwen3_5(reading: Reading) -> None:
-    """Three layers of the gated delta rule before each with attention, unless the layers are listed."""
-    interval = reading.whole("full_attention_interval", 4, 1)
-    if reading.fields.get("layers") is None and reading.has("n_layers"):
-        kinds = ["linear_attention"] * (interval - 1) + ["full_attention"]
-        read_letters(reading, (kinds * reading.fields["n_layers"])[: reading.fields["n_layers"]])
-
-
 def read_qwen3_next(reading: Reading) -> None:
-    read_qwen3_5(reading)
+    hybrids.read_qwen3_5(reading)
     read_qwen2_moe(reading)
-
-
-def read_nemotron_h(reading: Reading) -> None:
-    """The pattern of layers, and experts where it has any."""
-    fields, pattern = reading.fields, reading.config.get("hybrid_override_pattern")
-    if fields.get("layers") is None and reading.has("n_layers"):
-        read_letters(reading, pattern or ["linear_attention", "moe", "full_attention", "mlp"])
-    if "E" not in (fields.get("layers") or ""):
-        return
-    fields |= {
-        "feed_forward": "experts",
-        "feed_forward.router.scores": "sigmoid",
-        "feed_forward.router.correction": True,
-    }
-    take = {
-        "n_experts": ("n_routed_experts", 8), "per_token": ("num_experts_per_tok", 2),
-        "expert_d_ff": ("moe_intermediate_size", 7688), "n_shared": ("n_shared_experts", 1),
-        "shared_d_ff": ("moe_shared_expert_intermediate_size", 7688), "router.groups": ("n_group", 1),
-        "router.top_groups": ("topk_group", 1), "router.normalize": ("norm_topk_prob", True),
-        "router.scale": ("routed_scaling_factor", 1.0),
-    }  # fmt: skip
-    for name, (key, default) in take.items():
-        reading.take(f"feed_forward.{name}", key, default)
-
-
-def _read_mamba(reading: Reading) -> None:
-    """Heads as wide as the inner width leaves them, where they are not given."""
-    heads, width = reading.fields.get("mixer.n_heads"), reading.given("mamba_d_head")
-    inner = reading.given("mamba_d_ssm") or reading.whole("mamba_expand", 2, 1) * (reading.fields["d_model"] or 0)
-    if heads and "mixer.n_heads" in reading.fields:
-        reading.fields["mixer.head_dim"] = inner // heads if width in (None, "auto") else width
-        if reading.fields["mixer.head_dim"] * heads != inner:
-            reading.refuse("mamba_d_head", width, f"times mamba_n_heads = {heads} must be {inner}", inner // heads)
-
-
-def read_granite_hybrid(reading: Reading) -> None:
-    fields, rotary = reading.fields, reading.config.get("position_embedding_type")
-    _read_mamba(reading)
-    if rotary not in (None, "rope", "nope"):
-        reading.refuse("position_embedding_type", rotary, "must be rope or nope", "nope")
-    fields["positions"] = "rope" if rotary == "rope" else "none"
-    shared, experts = reading.whole("shared_intermediate_size", 1024, 1), reading.whole("num_local_experts", 8)
-    if not experts:  # the shared MLP is then the only one
-        fields["feed_forward.d_ff"] = shared
-    else:
-        fields |= {"feed_forward": "experts", "feed_forward.n_experts": experts, "feed_forward.n_shared": 1}
-        fields |= {"feed_forward.shared_d_ff": shared, "feed_forward.router.scores": "softmax-of-chosen"}
-        reading.take("feed_forward.per_token", "num_experts_per_tok", 2)
-    if (logits := reading.given("logits_scaling")) not in (None, 1, 0):
-        fields["logit_scale"] = 1 / logits
-
-
-def read_falcon_h1(reading: Reading) -> None:
-    _read_mamba(reading)
-    reading.fields["layers"] = "B"
-
-
-def read_lfm2(reading: Reading) -> None:
-    fields, listed = reading.fields, reading.config.get("full_attn_idxs")
-    if fields.get("layers") is None and reading.has("n_layers") and "layer_types" not in reading.config:
-        indices = range(fields["n_layers"])
-        read_letters(reading, ["full_attention" if listed is None or at in listed else "conv" for at in indices])
-    width = fields.get("feed_forward.d_ff")
-    if width and reading.flag("block_auto_adjust_ff_dim", True) and reading.family.model_type == "lfm2":
-        factor, multiple = reading.given("block_ffn_dim_multiplier"), reading.whole("block_multiple_of", 256, 1)
-        width = round_up(int((1.0 if factor is None else factor) * int(2 * width / 3)), multiple)
-    fields["feed_forward.d_ff"] = width
 
 
 def read_kimi_linear(reading: Reading) -> None:
@@ -408,7 +333,7 @@ def _changes(record: Mapping[str, Any]) -> dict[str, Any]:
     for name in {"keys", "always", "defaults"} & changes.keys():
         changes[name] = _by_path(changes[name])
     for name in {"read", "write"} & changes.keys():
-        changes[name] = globals()[changes[name]]
+        changes[name] = globals().get(changes[name]) or getattr(hybrids, changes[name])
     if "switches" in changes:
         changes["switches"] = {
             flag: Switch(switch["default"], _by_path(switch["on"]), _by_path(switch["off"]))
