@@ -151,16 +151,16 @@ CEILINGS: dict[str, tuple[int, int, int]] = {
     "cli": (14, 2034, 330),
     "engine": (68, 10250, 1096),
     "forecast": (57, 9871, 876),
-    "ledger": (48, 7444, 552),
+    "ledger": (48, 7443, 552),
     "observe": (40, 5853, 628),
     "report": (13, 1717, 145),
-    "spec": (48, 7938, 438),
+    "spec": (49, 8051, 442),
     "tensors": (10, 1946, 108),
     "trace": (51, 9227, 768),
     "web": (28, 3930, 495),
 }
 # Of the whole: files, lines, ``fmt: skip``, short files with a single importer in their folder.
-MOST_FILES, MOST_LINES, MOST_SKIPS, MOST_LONE = 463, 100916, 160, 3
+MOST_FILES, MOST_LINES, MOST_SKIPS, MOST_LONE = 464, 101058, 162, 4
 
 
 @pytest.mark.parametrize("room", CEILINGS)
@@ -228,7 +228,7 @@ def lines_of(paths: Iterable[Path]) -> int:
     return sum(path.read_text(encoding="utf-8").count("\n") for path in paths)
 
 
-MOST_TEST_LINES = 73_059
+MOST_TEST_LINES = 73_292
 
 
 def test_tests_keep_below_their_ceiling() -> None:
