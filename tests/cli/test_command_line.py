@@ -265,9 +265,15 @@ def test_catalog_fits_80_columns_and_names_everything(capsys):
 
 def test_the_catalog_has_active_parameters_where_they_are_fewer(capsys):
     lines = [line.split() for line in call(capsys, "catalog", "models")[1].replace("T max", "T").splitlines()]
-    header = next(words for words in lines if words[:1] == ["model"])
-    active = {words[0]: words[header.index("active")] for words in lines if len(words) == len(header)}
-    del active["model"], active["-" * max(map(len, catalog.model_names()))]
+    rows: list[list[str]] = []
+    for words in lines:
+        if len(words) == 1 and rows:  # the rest of a long name
+            rows[-1][0] += words[0]
+        elif words:
+            rows.append(words)
+    header = next(words for words in rows if words[:1] == ["model"])
+    active = {words[0]: words[header.index("active")] for words in rows if len(words) == len(header)}
+    active = {name: count for name, count in active.items() if name.strip("-") and name != "model"}
     counts = {name: parameters(model(name)) for name in catalog.model_names()}
     assert active == {name: format_count(count.active) for name, count in counts.items() if count.active < count.total}
 
