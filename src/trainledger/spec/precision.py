@@ -34,6 +34,11 @@ class Float8:
     keeps: str
     caching: bool = False
 
+    @property
+    def blocked(self) -> bool:
+        """A scale is of a block of elements: then the matmuls of experts are in this format too."""
+        return self.scaling in ("block", "micro")
+
 
 _TENSORWISE = Float8("tensorwise", "e4m3", "e5m2", "input")
 _ROWWISE = Float8("rowwise", "e4m3", "e4m3", "input")

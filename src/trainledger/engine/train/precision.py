@@ -63,7 +63,7 @@ def refuse(precision: Precision, recipe: Recipe) -> None:
     if recipe.of_megatron:
         rule = "is accounted for; the engine trains PyTorch's modules"
         problems.append(Problem("recipe.framework", recipe.framework, rule, "torch"))
-    if precision.float8 is not None and precision.float8.scaling in ("block", "micro"):
+    if precision.float8 is not None and precision.float8.blocked:
         rule = "is accounted for, but no matmul with scales by block is built here; the engine does not train it"
         nearest = "fp8-rowwise" + "-sharded" * precision.kind.endswith("-sharded")
         problems.append(Problem("recipe.precision", precision.kind, rule, nearest))

@@ -153,7 +153,7 @@ def entry_times(
 
 # Of a host's memory bandwidth what an update reaches: assumed, between 40 GB/s (deepspeedai/DeepSpeed#735: 11.6B
 # parameters in 8.2 s, 28 bytes of each), about 50 GB/s (#7474: 3.1B, 128 cores) and 109 GB/s of 256
-# (Ren et al. 2021, ZeRO-Offload, arXiv 2101.06840, table 4: 10B in 2.57 s).
+# (Ren et al. 2021, ZeRO-Offload, arXiv 2101.06840, table 4: 10B in 2.57 s, quoted from memory).
 HOST_UPDATE_SHARE = 0.25
 
 

@@ -35,7 +35,7 @@ def uncovered(rank: RankPlan) -> str:
         why = 'activation_checkpointing.inputs = "host"'
     elif again.kind not in COVERED or (again.kind == "segments" and rank.gathers):
         why = f'activation_checkpointing = "{again.kind}"'
-    elif precision.float8 is not None and precision.float8.scaling in ("block", "micro"):
+    elif precision.float8 is not None and precision.float8.blocked:
         why = f"precision {precision.kind}"
     elif precision.float8 is not None and precision.cached is None and not is_one(layout.tensor):
         # Published peaks of such runs (torchtitan, 405B) are 4 to 15 % above even the eager account.

@@ -45,7 +45,7 @@ def float8_linear(tape: Tape, x: Array, w: Leaf, b: Leaf | None, rows: Int, d_in
 
 def matmuls(tape: Tape, float8: Float8, x: Array, leaf: Leaf, N: Int, I: Int, O: Int) -> Array:
     """[N, I] times a weight [O, I], and in backward both its gradients, each matmul in 8 bits."""
-    if float8.scaling in ("block", "micro"):
+    if float8.blocked:
         dense = x.dtype
         by = by_blocks if float8.scaling == "block" else by_microblocks
         return by(tape, x, None, leaf, N, I, O, lambda a, b, _, *sizes: multiply(tape, a, b, sizes, dense))
@@ -287,7 +287,7 @@ def cast_weights(tape: Tape, leaves: ModelLeaves, float8: Float8) -> None:
 
 def _cast_weight(tape: Tape, float8: Float8, leaf: Leaf) -> None:
     w, (whole, turned) = leaf.array(), copies(float8, leaf)
-    if float8.scaling in ("block", "micro"):
+    if float8.blocked:
         tape.emit(
             "cast_by_block" if float8.scaling == "block" else "quantize",
             "elementwise",

@@ -150,6 +150,8 @@ def set_formats(leaves: ModelLeaves, precision: Precision, *, keeps_copies: bool
                     leaf.float8, leaf.keeps_copy = True, leaf.keeps_copy or keeps_copies
                     if len(leaf.shape) == 2 and leaf.linear is None:
                         leaf.linear = float8_linear
+    for leaf in leaves.after.values():  # of multi-token prediction: its experts multiply as all others
+        leaf.float8 = len(leaf.shape) == 3 and precision.float8 is not None and precision.float8.blocked
     for each in leaves.every():
         each.dtype = precision.parameters
         if precision.gradient_buffers:
@@ -160,7 +162,7 @@ def _multiplies_in_8_bits(name: str, leaf: Leaf, float8: Float8) -> bool:
     """Whether a block's parameter is the matrix of a linear layer that may multiply in 8 bits (`engine.nn.float8`)."""
     # By block those of experts do too, which are held together.
     if len(leaf.shape) == 3:
-        return float8.scaling in ("block", "micro")
+        return float8.blocked
     return _is_matrix(name, leaf)
 
 
