@@ -29,8 +29,7 @@ of many nodes one figure had been looked at before: its correlation.) BigScience
 constants since. Of NVIDIA's 169 steps, of models of 5B to 405B on 4 to 2,304 H100, in bf16 and fp8, none had been
 fitted on then: median absolute error 11.7 %, nearly all predicted too slow, 94.7 % within 25 %, rank correlation 0.981.
 Nine of them were corrected for a fact (the program's setting of attention kernels), and 41 are fitted on since:
-containers of 2024, each layout on its fewest devices. What is left are the same layouts on more devices and all later
-containers.
+containers of 2024, each layout on its fewest devices. Left are the same layouts on more devices and later ones.
 
 "Source left out" are constants fitted without the other rows of the same source (`left_out.py`): what to expect for an
 unknown program and cluster. The catalog's constants have met most of these sources, which says what to expect of a
