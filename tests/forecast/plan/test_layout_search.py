@@ -567,7 +567,7 @@ def test_a_plan_prints_the_layout_that_it_found(capsys: pytest.CaptureFixture[st
 
 
 def test_a_model_that_no_layout_takes_is_refused_with_what_helps(capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["layouts", "deepseek-v3", "--device", "h100-sxm", "--count", "65536"]
+    words = ["layouts", "deepseek-v3", "--device", "h100-sxm", "--count", "65536", "--set", "recipe.global_batch=512"]
     assert main(words) == 2
     out = " ".join(capsys.readouterr().out.split())
     assert "No layout over 65,536 x NVIDIA H100 SXM 80GB is allowed" in out
