@@ -78,9 +78,11 @@ def rl(
         written = str(given.get("cluster.count", 1)).replace(",", "")
         devices = int(written) if written.isdecimal() else 1  # which reading the run refuses
         preset: dict[str, Any] = {
-            METHOD: "full", "layout.shard": devices,
-            "recipe.global_batch": prompts * group, "recipe.learning_rate": _LEARNING_RATE,
-        }  # fmt: skip
+            METHOD: "full",
+            "layout.shard": devices,
+            "recipe.global_batch": prompts * group,
+            "recipe.learning_rate": _LEARNING_RATE,
+        }
         preset = {name: value for name, value in preset.items() if name not in given}
         if any(name.startswith("layout") for name in given):
             preset.pop("layout.shard", None)
@@ -144,11 +146,14 @@ def page(answer: PostTraining) -> Document:
         data=lambda: {
             "run": run_data(answer.run),
             **{name: plain(value) for name, value in vars(answer).items() if name not in ("run", "update")},
-            "fits": answer.fits, "peak": answer.peak.name, "peak_nbytes": answer.peak.nbytes,
-            "generated_per_second": answer.generated_per_second, "trained_per_second": answer.trained_per_second,
+            "fits": answer.fits,
+            "peak": answer.peak.name,
+            "peak_nbytes": answer.peak.nbytes,
+            "generated_per_second": answer.generated_per_second,
+            "trained_per_second": answer.trained_per_second,
         },
         more=("plan RUN for the update alone",),
-    )  # fmt: skip
+    )
 
 
 def _assumed(answer: PostTraining) -> Iterator[str]:

@@ -262,11 +262,11 @@ def in_any_memory(resident: Amounts) -> dict[str, Int]:
     >>> in_any_memory((("optimizer state", 8), ("host optimizer state", 16)))
     {'optimizer state': 24}
     """
-    found: dict[str, Int] = {}
+    total: dict[str, Int] = {}
     for category, nbytes in resident:
         name = category.removeprefix(f"{HOST} ")
-        found[name] = found.get(name, 0) + nbytes
-    return found
+        total[name] = total.get(name, 0) + nbytes
+    return total
 
 
 def amounts(storages: Iterable[tuple[Storage, Int]]) -> Amounts:

@@ -115,7 +115,7 @@ def png(svg: str) -> bytes | None:
     import resvg_py
 
     image, word, none = (
-        bytes(resvg_py.svg_to_bytes(svg_string=each, zoom=2))
-        for each in (svg, Chart("i", ()).svg(), Chart(" ", ()).svg())
+        bytes(resvg_py.svg_to_bytes(svg_string=figure, zoom=2))
+        for figure in (svg, Chart("i", ()).svg(), Chart(" ", ()).svg())
     )
     return None if word == none else image

@@ -245,9 +245,11 @@ class Experts(Dense):
     n_dense_layers: int = setting("leading layers with a dense MLP", 0, at_least=0, at_most=10**5)
     every: int = setting("every n-th layer has experts", 1, at_least=1, at_most=10**5)
     imbalance: float = setting(
-        "tokens that the expert rank with the most of them gets, over the mean; 1 = even routing", 1.0,
-        at_least=1.0, at_most=1000.0,
-    )  # fmt: skip
+        "tokens that the expert rank with the most of them gets, over the mean; 1 = even routing",
+        1.0,
+        at_least=1.0,
+        at_most=1000.0,
+    )
     router: Router = part("how experts are chosen for a token", Router, default=Router())
 
     @property

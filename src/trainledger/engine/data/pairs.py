@@ -219,12 +219,12 @@ def _weight(objective: KTO, label: str, place: str) -> float:
 # another order, so that the answers of the records in their own are moved by one, once.
 def _mismatched(pairs: Sequence[Pair], seq_len: int) -> list[Pair]:
     """Examples with a second row each: their own prompt and the answer of the one before."""
-    found = []
+    joint = []
     for pair, before in zip(pairs, [pairs[-1], *pairs[:-1]], strict=True):
         (row, begins), (other, others_begin) = pair.rows[0], before.rows[0]
         joined = np.concatenate([row[:begins], other[others_begin:]])[: seq_len + 1]
-        found.append(replace(pair, rows=(pair.rows[0], (joined, begins))))
-    return found
+        joint.append(replace(pair, rows=(pair.rows[0], (joined, begins))))
+    return joint
 
 
 def _records(corpus: Corpus, data: DataSpec, fields: Sequence[str]) -> Iterator[tuple[Document, list[str]]]:

@@ -141,8 +141,11 @@ class GatedConvolution(Mixer):
 
 
 MIXERS: Mapping[str, type[Mixer]] = {
-    "mamba-2": StateSpace, "gated-delta": DeltaRule, "kimi-delta": DeltaRule, "short-conv": GatedConvolution,
-}  # fmt: skip
+    "mamba-2": StateSpace,
+    "gated-delta": DeltaRule,
+    "kimi-delta": DeltaRule,
+    "short-conv": GatedConvolution,
+}
 
 
 def mixer_of(spec: ModelSpec) -> Mixer:

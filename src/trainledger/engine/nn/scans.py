@@ -162,14 +162,18 @@ def _define(name: str, run: Run) -> None:
     defined: tuple[tuple[str, str, Callable[..., Any], Callable[..., Any]], ...] = (
         ("", "Tensor[] inputs, float[] numbers) -> Tensor", forward, lambda inputs, numbers: like(inputs[0])),
         (
-            "_backward", "Tensor gradient, Tensor[] inputs, float[] numbers) -> Tensor[]", backward,
+            "_backward",
+            "Tensor gradient, Tensor[] inputs, float[] numbers) -> Tensor[]",
+            backward,
             lambda gradient, inputs, numbers: [like(tensor) for tensor in inputs],
         ),
         (
-            "_cached", "Tensor(a!) state, Tensor[] inputs, float[] numbers) -> Tensor", cached,
+            "_cached",
+            "Tensor(a!) state, Tensor[] inputs, float[] numbers) -> Tensor",
+            cached,
             lambda state, inputs, numbers: like(inputs[0]),
         ),
-    )  # fmt: skip
+    )
     for ending, schema, function, fake in defined:
         _LIBRARY.define(f"{name}{ending}({schema}")  # type: ignore[no-untyped-call]
         _LIBRARY.impl(f"{name}{ending}", function, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]

@@ -181,8 +181,12 @@ def post_training(run: Run, rollout: Rollout, machine: Device, *, backend: str) 
     twice = 2 if rollout.critic else 1
     seconds = None if step.step_seconds is None else step.step_seconds * updates * twice * work
     copies = [("engine's weights", engine.weights.nbytes)] if not rollout.devices and rollout.sleep else asleep
-    refit = Phase("refit", _refit_seconds(devices + run.layout.devices * (rollout.devices > 0), whole, machine),
-                  (*static, *copies), "all")  # fmt: skip
+    refit = Phase(
+        "refit",
+        _refit_seconds(devices + run.layout.devices * (rollout.devices > 0), whole, machine),
+        (*static, *copies),
+        "all",
+    )
     phases += [Phase("update", seconds, (("training step", peak), *training), "training"), refit]
     whole_seconds, idle = _together(phases, rollout)
     return PostTraining(
@@ -210,10 +214,10 @@ def _engine(run: Run, rollout: Rollout, machine: Device, share: int, outside: in
     wanted = rollout.group * (rollout.prompt + rollout.completion)
     available, tensor = rollout.devices or run.layout.devices, rollout.tensor or 1
     while tensor <= available:
-        found = _served(run, rollout, machine, tensor, 1, backend)
-        if rollout.tensor or share - outside - found.weights.nbytes >= wanted * found.token_nbytes:
-            if share - outside - found.weights.nbytes >= found.token_nbytes * (rollout.prompt + rollout.completion):
-                return found
+        engine = _served(run, rollout, machine, tensor, 1, backend)
+        if rollout.tensor or share - outside - engine.weights.nbytes >= wanted * engine.token_nbytes:
+            if share - outside - engine.weights.nbytes >= engine.token_nbytes * (rollout.prompt + rollout.completion):
+                return engine
             break
         tensor *= 2
     rule = "leaves an engine no room for a group of answers besides its weights, on any number of the devices"
@@ -226,8 +230,8 @@ def _served(run: Run, rollout: Rollout, machine: Device, tensor: int, batch: int
     return inference(one, serving, machine, backend=backend, table=False)
 
 
-def _seconds_of(found: Inference) -> float | None:
-    time = found.time
+def _seconds_of(forward: Inference) -> float | None:
+    time = forward.time
     return None if time is None else time.bound_seconds if time.expected_seconds is None else time.expected_seconds
 
 

@@ -80,7 +80,7 @@ def _rounding(plan: RankPlan) -> int:
     more, gradients = 0, plan.run.recipe.precision.gradients
     for pattern, count in (rows for chunk in plan.chunks for rows in chunk.leaves.in_order()):
         for leaf in pattern:
-            sizes = [nbytes_in(plan.piece(each), dtype) for each, dtype, _ in formats(leaf, plan.run.recipe)]
+            sizes = [nbytes_in(plan.piece(part), dtype) for part, dtype, _ in formats(leaf, plan.run.recipe)]
             sizes += [nbytes_in(plan.piece(leaf), gradients)] if leaf.trained else []
             more += count * sum((1 << (nbytes - 1).bit_length()) - nbytes for nbytes in sizes if nbytes)
     return more

@@ -119,7 +119,7 @@ def stored(leaf: Leaf, base_format: str | None, dtype: str) -> Iterator[tuple[Le
 
     >>> leaf = Leaf("mlp.up_proj.weight", (64, 65), trained=False)
     >>> leaf.linear = linear
-    >>> [(each.shape, dtype) for each, dtype in stored(leaf, "nf4", "bf16")]
+    >>> [(part.shape, dtype) for part, dtype in stored(leaf, "nf4", "bf16")]
     [((2080,), 'uint8'), ((65,), 'e4m3'), ((1,), 'fp32')]
     """
     if leaf.trained or leaf.linear is None or base_format in (None, "bf16"):
@@ -139,7 +139,7 @@ def frozen_nbytes(leaves: ModelLeaves, base_format: str | None, dtype: str) -> I
     """Bytes of all frozen parameters: linear layers in ``base_format`` where it is given, the rest in ``dtype``."""
 
     def nbytes(leaf: Leaf) -> Int:
-        return sum(nbytes_in(each.elements, format) for each, format in stored(leaf, base_format, dtype))
+        return sum(nbytes_in(part.elements, format) for part, format in stored(leaf, base_format, dtype))
 
     return sum(
         count * sum(nbytes(leaf) for leaf in pattern if not leaf.trained) for pattern, count in leaves.in_order()

@@ -27,12 +27,14 @@ def _delta_rule(inputs: Args, numbers: Args) -> int:
 # The order of the inputs is that of `engine.nn.scans`; a backward has the gradient before them, a cached run its state.
 RULES: dict[str, tuple[str, Count]] = {
     "trainledger::gated_norm": (
-        "norm", lambda args, out: rules.FLOPS_PER_ELEMENT["gated rmsnorm"] * args[0][0].numel()
+        "norm",
+        lambda args, out: rules.FLOPS_PER_ELEMENT["gated rmsnorm"] * args[0][0].numel(),
     ),
     "trainledger::gated_norm_backward": (
-        "norm", lambda args, out: rules.FLOPS_PER_ELEMENT["gated rmsnorm backward"] * args[1][0].numel()
+        "norm",
+        lambda args, out: rules.FLOPS_PER_ELEMENT["gated rmsnorm backward"] * args[1][0].numel(),
     ),
-}  # fmt: skip
+}
 MODEL_FLOPS: dict[str, Count] = {}
 
 

@@ -161,7 +161,7 @@ def makers_in_sequences(root: nn.Module) -> dict[str, str]:
     # torch/nn/modules/container.py calls the children itself; a forward of a subclass has lines of its own
     sequences = (pair for pair in root.named_modules() if _MAKERS and type(pair[1]).forward is nn.Sequential.forward)
     called = (
-        (f"{path}.{name}".lstrip("."), child) for path, each in sequences for name, child in each.named_children()
+        (f"{path}.{name}".lstrip("."), child) for path, module in sequences for name, child in module.named_children()
     )
     return {
         place: made

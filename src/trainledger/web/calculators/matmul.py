@@ -139,9 +139,14 @@ def _of_device(one: Einsum, time: EinsumTime) -> Iterator[Headline]:
     )
     yield bound
     yield Headline(
-        name="reached", title=f"of the peak of {time.device}", value=time.peak_share, unit="share", basis="assumed",
-        formula=f"FLOPs / seconds / peak = {short(time.flops_per_second)} / {short(peak)}", source=_TILES,
-    )  # fmt: skip
+        name="reached",
+        title=f"of the peak of {time.device}",
+        value=time.peak_share,
+        unit="share",
+        basis="assumed",
+        formula=f"FLOPs / seconds / peak = {short(time.flops_per_second)} / {short(peak)}",
+        source=_TILES,
+    )
     for cut in time.tilings[:1]:
         yield Headline(
             name="waves", title="waves of tiles", value=cut.waves, unit="integer", basis="assumed", source=_TILES,

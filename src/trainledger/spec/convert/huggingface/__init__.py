@@ -26,9 +26,13 @@ from trainledger.spec.units import MEGA, format_nbytes
 
 # Models of several senses, of which the language model is read: their model type -> that of their text_config.
 _TEXT_OF = {
-    "gemma3": "gemma3_text", "kimi_k25": "kimi_k2", "qwen3_vl": "qwen3_vl_text", "qwen3_vl_moe": "qwen3_vl_moe_text",
-    "qwen3_5": "qwen3_5_text", "qwen3_5_moe": "qwen3_5_moe_text",
-}  # fmt: skip
+    "gemma3": "gemma3_text",
+    "kimi_k25": "kimi_k2",
+    "qwen3_vl": "qwen3_vl_text",
+    "qwen3_vl_moe": "qwen3_vl_moe_text",
+    "qwen3_5": "qwen3_5_text",
+    "qwen3_5_moe": "qwen3_5_moe_text",
+}
 _MOST_PROBLEMS = 20
 LARGEST_NBYTES = 10 * MEGA  # of a JSON file; real ones have a few kB
 

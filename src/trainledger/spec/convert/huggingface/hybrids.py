@@ -27,12 +27,16 @@ def read_nemotron_h(reading: Reading) -> None:
         "feed_forward.router.correction": True,
     }
     take = {
-        "n_experts": ("n_routed_experts", 8), "per_token": ("num_experts_per_tok", 2),
-        "expert_d_ff": ("moe_intermediate_size", 7688), "n_shared": ("n_shared_experts", 1),
-        "shared_d_ff": ("moe_shared_expert_intermediate_size", 7688), "router.groups": ("n_group", 1),
-        "router.top_groups": ("topk_group", 1), "router.normalize": ("norm_topk_prob", True),
+        "n_experts": ("n_routed_experts", 8),
+        "per_token": ("num_experts_per_tok", 2),
+        "expert_d_ff": ("moe_intermediate_size", 7688),
+        "n_shared": ("n_shared_experts", 1),
+        "shared_d_ff": ("moe_shared_expert_intermediate_size", 7688),
+        "router.groups": ("n_group", 1),
+        "router.top_groups": ("topk_group", 1),
+        "router.normalize": ("norm_topk_prob", True),
         "router.scale": ("routed_scaling_factor", 1.0),
-    }  # fmt: skip
+    }
     for name, (key, default) in take.items():
         reading.take(f"feed_forward.{name}", key, default)
 

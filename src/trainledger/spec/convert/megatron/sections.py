@@ -9,9 +9,7 @@ from typing import Any
 from trainledger.spec.convert.megatron.arguments import Reading, tables
 
 _MOST_LAYERS = 10_000
-_SCALINGS = {
-    "tensorwise": "fp8-tensorwise", "delayed": "fp8-tensorwise", "blockwise": "fp8-block", "mxfp8": "mxfp8",
-}  # fmt: skip
+_SCALINGS = {"tensorwise": "fp8-tensorwise", "delayed": "fp8-tensorwise", "blockwise": "fp8-block", "mxfp8": "mxfp8"}
 _OPTIMIZERS = {"adam": "adamw", "sgd": "momentum", "muon": "muon", "dist_muon": "muon", "lion": "lion"}
 _SCHEDULES = {"cosine": "cosine", "linear": "linear", "constant": "constant", "WSD": "wsd"}
 
@@ -198,10 +196,10 @@ def _written_list(text: str) -> list[int] | None:
         raise ValueError(text)
 
     try:
-        found = value(ast.parse(text.strip(), mode="eval").body)
+        flags = value(ast.parse(text.strip(), mode="eval").body)
     except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
         return None
-    return found if isinstance(found, list) and all(number in (0, 1) for number in found) else None
+    return flags if isinstance(flags, list) and all(number in (0, 1) for number in flags) else None
 
 
 def recipe_of(read: Reading, data_ranks: int) -> dict[str, Any]:
@@ -272,9 +270,10 @@ def _precision(read: Reading) -> dict[str, Any]:
         return {"kind": "fp32"}
     if in_8_bits is not None or in_4_bits is not None:
         section["kind"] = (
-            read.chosen("fp8-recipe", _SCALINGS, "delayed", "tensorwise") if in_4_bits is None
+            read.chosen("fp8-recipe", _SCALINGS, "delayed", "tensorwise")
+            if in_4_bits is None
             else read.chosen("fp4-recipe", {"nvfp4": "nvfp4"}, "nvfp4", "nvfp4")
-        )  # fmt: skip
+        )
         if read.flag("first-last-layers-bf16"):
             for end, field in (("start", "first"), ("end", "last")):
                 section[f"{field}_in_16_bits"] = read.count(f"num-layers-at-{end}-in-bf16", 1, at_least=0)
