@@ -93,6 +93,9 @@ def test_matmuls_of_experts_are_in_8_bits_by_block_alone() -> None:
         formats[precision] = {each.dtype for each in matmuls}
         assert sum(each.model_flops * each.times for each in matmuls) == 2 * 3 * 2 * K * T * 3 * D * 128
     assert formats == {"bf16-mixed": {"bf16"}, "fp8-rowwise": {"bf16"}, "fp8-block": {"e4m3"}}
+    ahead = account(run_of(Layout(), with_fields(SPEC, {"n_mtp_layers": 1}), precision="fp8-block"))
+    of_module = [entry for entry in ahead if entry.path.startswith("mtp") and "experts" in entry.path]
+    assert {entry.dtype for entry in of_module if entry.kind == "matmul"} == {"e4m3"}
 
 
 def test_biases_of_experts_in_8_bits_have_their_gradients() -> None:
