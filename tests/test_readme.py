@@ -52,20 +52,6 @@ def test_the_pages_show_commands() -> None:
     ]  # fmt: skip
 
 
-def test_the_readme_claims_what_is_measured() -> None:
-    """The rows of docs/accuracy.md, which is generated, are the README's sentence."""
-    rows = {}
-    for line in (HOUSE / "docs/accuracy.md").read_text(encoding="utf-8").splitlines():
-        if line.startswith("| **"):
-            name, _, count, _, error, _, inside, _ = (cell.strip() for cell in line.strip("|").split("|"))
-            rows[name.strip("*")] = count, error, f"{float(inside.split()[0]):.0f} %"
-    sentence = " ".join(README.split())
-    for name, things in (("step time", "steps"), ("memory", "memory peaks")):
-        count, error, inside = rows[name]
-        assert f"{count} published {things} is {error}" in sentence
-        assert f"{inside} of the {things.split()[-1]}" in sentence
-
-
 def test_the_readme_is_short() -> None:
     assert README.count("\n") <= 150
 

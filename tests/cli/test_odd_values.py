@@ -18,7 +18,7 @@ NEEDED = {
     "napkin": ["--params", "1B", "--tokens", "20x", "--mfu", "0.5", "--device", "h100-sxm", "--count", "8"],
     "explain": ["memory", "gpt2"], "compare": ["gpt2", "gpt2"], "dtype": ["1"], "tensor": ["float32[2]"],
     "einsum": ["ij->ji", "2,3"], "catalog": ["links"], "optimal": ["--flops", "1e20"], "lock": ["run.toml"],
-    "check": ["run.toml"], "fit": ["gpt2", "--device=l4"],
+    "check": ["run.toml"], "fit": ["gpt2", "--device=l4"], "rl": ["gpt2", "--device=h100-sxm"],
     "sample": ["none"], "evaluate": ["none"], "quantize": ["none", "--bits", "8", "--to", "out"],
     "export": ["none", "out"], "import": ["none", "out"], "runs": [], "reconcile": ["none"], "annotate": ["none.py"],
 }  # fmt: skip
@@ -26,7 +26,15 @@ NEEDED = {
 ONLY_READ = {"serve", "demo", "train", "data", "init", "trace", *(verb for verb in COMMANDS if verb[:8] == "measure ")}
 SHORT = ("--", "1e999", "é\u202e", "1,2")
 LONG = ("", "nan", "-1", "0", "x" * 5000, "[", "9" * 400, "inf", "-inf", "0x10", "true", "-")
-AFTER_OTHERS = {("explain", "--stage"), ("lock", "--rank"), ("dtype", "--largest")}  # refused for other words then
+# Refused for other words then.
+AFTER_OTHERS = {
+    ("rl", "--longest"), ("rl", "--utilization"), ("explain", "--stage"), ("lock", "--rank"), ("dtype", "--largest"),
+}  # fmt: skip
+    ("rl", "--longest"),
+    ("explain", "--stage"),
+    ("lock", "--rank"),
+    ("dtype", "--largest"),
+}  # refused for other words then
 RUN = '[model]\npreset = "gpt2"\n[recipe]\nseq_len = 64\nglobal_batch = 2\nsteps = 2\n'
 CASES = [
     pytest.param(verb, values, marks=[] if values is SHORT else [pytest.mark.agreement], id=f"{verb} {values[0]!r}")

@@ -343,7 +343,7 @@ def test_a_part_is_written_short_or_as_a_table_beside_a_preset():
          "--set recipe.seq_len=8192 --set layout.tensor=8"),
         ({"zero_optimization": {"stage": 3, "offload_optimizer": {"device": "cpu"}, "offload_param": {"device":
           "none"}}, "train_batch_size": 4}, "run file: is a config of DeepSpeed, not a run file; its offloading "
-         "(offload_optimizer) is not accounted for; nearest that works: --set layout.zero=3 "
+         "(offload_optimizer) is recipe.offload here; nearest that works: --set layout.zero=3 "
          "--set recipe.global_batch=4"),
         ({"zero_optimization": 5, "train_batch_size": "x"}, "run file: is a config of DeepSpeed, not a run file; "
          "nearest that works: trainledger init"),
@@ -733,6 +733,7 @@ def test_a_section_by_itself_is_read_by_the_same_rules():
 
 LISTS_OF_NAMES = {
     "recipe.lora.targets": (["q_proj", "v_proj"], {"recipe.lora.rank": 8}),
+    "recipe.lora.whole": (["embed_tokens", "lm_head"], {"recipe.lora.rank": 8}),
     "recipe.activation_checkpointing.keep": (
         ["matmuls", "attention"],
         {"recipe.activation_checkpointing": "selective"},

@@ -23,6 +23,7 @@ from trainledger.spec.units import counted, format_nbytes, format_percent, forma
 
 _LEARNING_RATE = 1e-6  # of TRL's GRPOConfig
 _MOST_DEVICES = 1024
+_LONGEST = 1024  # tokens of an answer
 
 
 def why_too_large(answer: PostTraining) -> Problem | None:
@@ -43,7 +44,13 @@ def rl(
     group: Annotated[int, count("answers to each prompt; TRL's num_generations")] = 8,
     prompt: Annotated[int, length("tokens of a prompt")] = 512,
     completion: Annotated[int, length("mean tokens of an answer")] = 512,
-    longest: Annotated[int, length("tokens of the longest answer; TRL's max_completion_length")] = 1024,
+    longest: Annotated[
+        int | None,
+        length(
+            "tokens of the longest answer; TRL's max_completion_length",
+            default_text="1,024, or what the model takes after a prompt",
+        ),
+    ] = None,
     utilization: Annotated[float, share("of a device's memory for the engine; vLLM's gpu_memory_utilization")] = 0.3,
     engine_tensor: Annotated[
         int | None, count("tensor ranks of an engine", default_text="the fewest that hold a group")
@@ -67,7 +74,7 @@ def rl(
     time, and one update of all answers in a step; a run file gives recipe and layout of the update, whose
     ``recipe.global_batch`` is that of one update. `forecast.plan.post_training` has the method. Raises `InvalidInput`.
     """
-    if longest < completion:
+    if longest is not None and longest < completion:
         rule = f"is shorter than the mean answer of {completion:,} tokens"
         raise InvalidInput([Problem("longest", longest, rule, completion)])
     overrides = with_cluster(overrides, **cluster)
@@ -88,7 +95,10 @@ def rl(
             preset.pop("layout.shard", None)
         overrides, alone = also(overrides, preset), "layout.shard" in preset
     trained = resolve(run, overrides)
-    if prompt + longest > (most := trained.model.max_seq_len):
+    most = trained.model.max_seq_len
+    if longest is None:
+        longest = max(completion, min(_LONGEST, most - prompt))
+    if prompt + longest > most:
         rule = f"and a prompt of {prompt:,} tokens are longer than model.max_seq_len = {most:,}"
         raise InvalidInput(
             [Problem("longest", longest, rule, most - prompt if most > prompt else "a shorter --prompt")]

@@ -272,8 +272,9 @@ class Recipe:
     )
     offload: str | None = setting(
         "model states in host memory: optimizer = its state and an fp32 copy of the weights, updated by the host's "
-        "processor, gradients sent down and weights up (ZeRO-Offload); parameters = also the sharded parameters and "
-        "gradients, sent up before each gather (FSDP2's CPUOffloadPolicy, ZeRO-3's offload_param); absent = none",
+        "processor, gradients sent down and weights up (offload_optimizer of DeepSpeed); parameters = also the "
+        "sharded parameters and gradients, sent up before each gather (CPUOffloadPolicy of FSDP2, offload_param of "
+        "DeepSpeed); absent = none",
         None,
         choices=OFFLOADS,
     )

@@ -270,8 +270,8 @@ def loaded(layout: dict[str, Any] | None = None, sets: Sequence[str] = (), **rec
 def test_kept_weights_need_a_precision_in_8_bits() -> None:
     for precision in ("bf16-mixed", "fp8-rowwise-sharded"):  # the second casts the copies that it gathers
         with saying(
-            "recipe.precision.weight_caching = true: belongs to fp8-tensorwise, fp8-rowwise and fp8-block, and "
-            f"recipe.precision is {precision}; nearest that works: recipe.precision = fp8-tensorwise"
+            "recipe.precision.weight_caching = true: belongs to fp8-tensorwise, fp8-rowwise, fp8-block, mxfp8 and "
+            f"nvfp4, and recipe.precision is {precision}; nearest that works: recipe.precision = fp8-tensorwise"
         ):
             loaded(precision=precision)
     assert loaded(precision="fp8-rowwise").recipe.precision.weight_caching

@@ -30,7 +30,7 @@ _HARMLESS = {
     "recipe.activation_checkpointing", "recipe.activation_checkpointing.every",
     "recipe.activation_checkpointing.n_blocks", "recipe.micro_batch",
     "recipe.attention", "recipe.compile", "recipe.loss", "recipe.loss.chunks", "recipe.optimizer.implementation",
-    "recipe.checkpoints.asynchronous", "recipe.checkpoints.every",
+    "recipe.checkpoints.asynchronous", "recipe.checkpoints.every", "recipe.offload",
 }  # fmt: skip
 _SMALL_MESH: Table = {**MESH, "model": {"preset": "llama-3-8b", "n_layers": 8, "vocab_size": 128200}}
 TABLES = {"alone": ALONE, "sharded": SHARDED, "too large": TOO_LARGE}

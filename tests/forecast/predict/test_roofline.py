@@ -171,7 +171,7 @@ def test_an_unknown_rate_gives_a_sentence_instead_of_a_number():
 def test_collectives_and_unknown_operations_are_named_not_guessed():
     ledger = Ledger((Entry("r", "", "collective", "copy", payload=8),), uncounted=(("odd.op", 2),))
     notes = " ".join(step_time(ledger, calibration()).notes)
-    assert "1 transfers and collectives are not timed" in notes
+    assert "1 transfers, collectives and operations of the host are not timed" in notes
     assert "odd.op" in notes
 
 

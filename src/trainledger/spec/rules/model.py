@@ -44,15 +44,17 @@ def model_problems(spec: ModelSpec) -> Iterator[Problem]:
 def _mixed(spec: ModelSpec) -> Iterator[Problem]:
     """Layers that are not all attention and MLP."""
     layers, mixer, at = spec.layers or "", spec.mixer, "model.mixer"
+    allowed = "".join(letter for letter in layers if letter in {*ATTENDS, *MIXES, *FEEDS})
+    allowed += "R" * (mixer is not None and not set(allowed) & MIXES) + "A" * (not set(allowed) & ATTENDS)
     if unknown := set(layers) - {*ATTENDS, *MIXES, *FEEDS}:
         rule = f"has the letter {min(unknown)!r}; known are A, R, B, *, M, - and E"
-        yield Problem("model.layers", spec.layers, rule, "".join(letter for letter in layers if letter not in unknown))
+        yield Problem("model.layers", spec.layers, rule, allowed)
     elif not set(layers) & ATTENDS:
-        yield Problem("model.layers", spec.layers, "has no layer with attention (A, B or *)", f"{layers}A")
+        yield Problem("model.layers", spec.layers, "has no layer with attention (A, B or *)", allowed)
     if mixer is None and set(layers) & MIXES:
         yield Problem(at, None, f"is missing: layers {layers[:20]!r} have one", "mamba-2")
     elif mixer is not None and not set(layers) & MIXES:
-        yield Problem("model.layers", spec.layers, "has no layer with the mixer (R, B or M)", "RRRA")
+        yield Problem("model.layers", spec.layers, "has no layer with the mixer (R, B or M)", allowed)
     if "E" in layers and spec.experts is None:
         yield Problem("model.feed_forward", spec.feed_forward.kind, "layers E have experts", "experts")
     if spec.block != "serial":
