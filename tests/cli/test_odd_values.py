@@ -30,11 +30,6 @@ LONG = ("", "nan", "-1", "0", "x" * 5000, "[", "9" * 400, "inf", "-inf", "0x10",
 AFTER_OTHERS = {
     ("rl", "--longest"), ("rl", "--utilization"), ("explain", "--stage"), ("lock", "--rank"), ("dtype", "--largest"),
 }  # fmt: skip
-    ("rl", "--longest"),
-    ("explain", "--stage"),
-    ("lock", "--rank"),
-    ("dtype", "--largest"),
-}  # refused for other words then
 RUN = '[model]\npreset = "gpt2"\n[recipe]\nseq_len = 64\nglobal_batch = 2\nsteps = 2\n'
 CASES = [
     pytest.param(verb, values, marks=[] if values is SHORT else [pytest.mark.agreement], id=f"{verb} {values[0]!r}")
