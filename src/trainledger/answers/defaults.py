@@ -32,6 +32,7 @@ from trainledger.spec.run import Origin, Run
 from trainledger.spec.run_text import as_override
 from trainledger.spec.units import NotAQuantity, format_count, parse_count, round_up
 
+_NAMED = 4  # reservations of a file
 FEWEST_STEPS = 256  # of a run whose tokens are given: people fine-tune on 100M tokens with 0.1M to 0.5M in a batch
 TUNED_TOKENS = 2**18  # of a step of adapters on several devices
 # Models that take longer sequences are trained on them at the end alone, and fewer layouts hold those (Llama 3,
@@ -77,11 +78,11 @@ def run_of_model(named: str | ModelSpec, overrides: Overrides, purpose: str = PL
     if "recipe.tokens" not in given:
         recipe["steps"] = 1
     if spread:  # which every layout can divide, until the batch is chosen
-        recipe["global_batch"] = cluster.count * _size(given.get("recipe.micro_batch"))
+        recipe["global_batch"] = cluster.count * size_of(given.get("recipe.micro_batch"))
     if purpose != SERVE:
         recipe["seq_len"] = min(recipe["seq_len"], TRAINED_LENGTH)
     if spread and not auto:  # the least that a layout of one's own takes; a search chooses
-        recipe["micro_batch"] = _size(given.get("recipe.micro_batch"))
+        recipe["micro_batch"] = size_of(given.get("recipe.micro_batch"))
     if small:
         recipe |= {"micro_batch": 1, "global_batch": 2 * cluster.count}
     table = {"model": section, "recipe": recipe, "layout": layout}
@@ -163,7 +164,7 @@ def _layout(given: Mapping[str, Any], cluster: Cluster, purpose: str) -> dict[st
         return {} if any(name.startswith(others) for name in given) else {"shard": cluster.count}
     if any(name in given for name in ("layout", "layout.auto", *(f"layout.{each}" for each in NOT_SEARCHED))):
         return {}
-    return {"auto": True} if prod(_size(given.get(f"layout.{axis}")) for axis in AXES) < cluster.count else {}
+    return {"auto": True} if prod(size_of(given.get(f"layout.{axis}")) for axis in AXES) < cluster.count else {}
 
 
 def _attention(run: Run, kernels: str) -> dict[str, Any]:
@@ -230,7 +231,9 @@ def sharded(named: str | ModelSpec, overrides: Sequence[str]) -> tuple[str, ...]
     given = by_field(overrides)
     free = [override for override in overrides if not override.startswith("layout")]
     run = run_of_model(named, [*free, "layout.auto=true"])
-    replicate, *others = (_size(given.get(f"layout.{name}")) for name in ("replicate", "tensor", "pipeline", "context"))
+    replicate, *others = (
+        size_of(given.get(f"layout.{name}")) for name in ("replicate", "tensor", "pipeline", "context")
+    )
     shard, micro_batch = max(1, run.cluster.count // (replicate * prod(others))), run.recipe.micro_batch or 1
     replicas = shard * replicate * micro_batch
     global_batch = max(1, run.recipe.global_batch // replicas) * replicas
@@ -244,7 +247,7 @@ def sharded(named: str | ModelSpec, overrides: Sequence[str]) -> tuple[str, ...]
     return *(as_override(name, each) for name, each in made.items() if name not in given), *overrides
 
 
-def _size(given: Any) -> int:
+def size_of(given: Any) -> int:
     """The size of an axis that is given; 1 where it is not, or is none, which reading the run refuses."""
     try:
         return max(1, 1 if given is None else parse_count(str(given)))
@@ -297,9 +300,6 @@ def reservations(run: Run) -> str:
     notes = [note for note in run.origin.notes if not note.startswith("defaults of ")]
     more = f"; {len(notes) - _NAMED} more with --full" if len(notes) > _NAMED else ""
     return "; ".join(notes[:_NAMED]) + more
-
-
-_NAMED = 4
 
 
 def _field(run: Run, named: str) -> Any:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Annotated, Any, Unpack
 
-from trainledger.answers.defaults import assumptions
+from trainledger.answers.defaults import assumptions, size_of
 from trainledger.answers.load import Source, resolve
 from trainledger.answers.machine import kernels_of, machine_of
 from trainledger.answers.pages.plain_data import plain, run_data
@@ -82,11 +82,9 @@ def rl(
     alone = False
     named = isinstance(run, str) and not run.endswith((".toml", ".sh", ".yml", ".yaml", ".json"))
     if named:
-        written = str(given.get("cluster.count", 1)).replace(",", "")
-        devices = int(written) if written.isdecimal() else 1  # which reading the run refuses
         preset: dict[str, Any] = {
             METHOD: "full",
-            "layout.shard": devices,
+            "layout.shard": size_of(given.get("cluster.count")),
             "recipe.global_batch": prompts * group,
             "recipe.learning_rate": _LEARNING_RATE,
         }

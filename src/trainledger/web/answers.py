@@ -15,6 +15,7 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
+from trainledger.answers.question import silent
 from trainledger.report.document import Document, Section, Text
 from trainledger.report.draw.chart import svg
 from trainledger.report.draw.scale import Held
@@ -35,10 +36,6 @@ _LARGEST_WRITTEN = 1e15  # with all its digits
 _MOST_KEPT = 32  # replies
 _kept: dict[Hashable, Reply] = {}  # the newest last
 _TELEPHONE = 480  # pixels: the first drawing of a page as narrow leaves room for the form
-
-
-def unseen(what: str, done: int, of: int) -> None:
-    """How far work is that nobody waits for."""
 
 
 def listing(calculators: Calculators = CALCULATORS) -> list[dict[str, Any]]:
@@ -76,7 +73,7 @@ def _choices(field: Field) -> list[list[str]]:
 
 
 def answer(
-    name: str, given: Mapping[str, str], progress: Progress = unseen, calculators: Calculators = CALCULATORS
+    name: str, given: Mapping[str, str], progress: Progress = silent, calculators: Calculators = CALCULATORS
 ) -> dict[str, Any]:
     """The answer as data: ``data`` is what the command line's ``--json`` has; raises `InvalidInput`.
 
@@ -105,7 +102,7 @@ def view(
     name: str,
     given: Mapping[str, str],
     width: int = 960,
-    progress: Progress = unseen,
+    progress: Progress = silent,
     calculators: Calculators = CALCULATORS,
     held: str = "",
     pinned: str = "",
@@ -264,7 +261,7 @@ def _calculator(calculators: Calculators, name: str) -> Calculator:
 
 
 def ask(
-    name: str, given: Mapping[str, str], progress: Progress = unseen, calculators: Calculators = CALCULATORS
+    name: str, given: Mapping[str, str], progress: Progress = silent, calculators: Calculators = CALCULATORS
 ) -> tuple[Calculator, Query, Reply]:
     """The reply to a query; that of a patient calculator is kept, for other widths and other ways to ask."""
     calculator = _calculator(calculators, name)

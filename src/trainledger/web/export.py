@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 import trainledger
-from trainledger import __version__
 from trainledger.report.document import Document, Section, Table, Text
 from trainledger.spec.frozen import frozen
 from trainledger.spec.problem import InvalidInput, Problem
@@ -82,7 +81,7 @@ def export(folder: Path, pyodide: Path | None = None, wheels: Sequence[Path] = (
     compiled = _compiled(sources, core)
     packages = {wheel.name.partition("-")[0] for wheel in wheels}
     shown = {name: calculator for name, calculator in CALCULATORS.items() if packages.issuperset(calculator.needs)}
-    drawn = {f"figures/{name}.png": figure(name, {}, answers.unseen, CALCULATORS) for name in shown}
+    drawn = {f"figures/{name}.png": figure(name, {}, CALCULATORS) for name in shown}
     figures = {name: image for name, image in drawn.items() if image is not None}
     parts = {
         "page": dict(_page([wheel.name for wheel in wheels], shown, figures)),
@@ -100,7 +99,8 @@ def export(folder: Path, pyodide: Path | None = None, wheels: Sequence[Path] = (
             path = folder / name
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(content)
-    (folder / _MANIFEST).write_text(json.dumps({"trainledger": __version__, "files": list(everything)}, indent=1))
+    manifest = {"trainledger": trainledger.__version__, "files": list(everything)}
+    (folder / _MANIFEST).write_text(json.dumps(manifest, indent=1))
     sizes = tuple(_sizes(name, list(part.values())) for name, part in parts.items() if part)
     return Site(folder, sizes, compiled is not None)
 
@@ -146,7 +146,7 @@ def _page(wheels: list[str], shown: Mapping[str, Calculator], figures: Collectio
         for name, calculator in CALCULATORS.items()
         if name not in shown
     ]
-    config = {"worker": True, "version": __version__, "wheels": wheels, "without": without}
+    config = {"worker": True, "version": trainledger.__version__, "wheels": wheels, "without": without}
     config["lesson"] = answers.lesson(shown)
     yield "config.json", json.dumps(config).encode()
     yield "calculators.json", json.dumps(answers.listing(shown)).encode()

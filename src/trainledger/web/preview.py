@@ -9,7 +9,7 @@ from html import escape
 from trainledger.report.draw.chart import standalone
 from trainledger.report.show import png
 from trainledger.web import answers
-from trainledger.web.calculator import Calculator, Progress
+from trainledger.web.calculator import Calculator
 from trainledger.web.typography import typeset
 
 _WIDE = 600  # pixels of a figure, of which a PNG has twice as many
@@ -38,10 +38,10 @@ def fields_of(calculator: Calculator, query: Mapping[str, str]) -> dict[str, str
     return {name: text for name, text in query.items() if name in known or (calculator.any_of_run and "." in name)}
 
 
-def figure(name: str, given: Mapping[str, str], progress: Progress, calculators: answers.Calculators) -> bytes | None:
+def figure(name: str, given: Mapping[str, str], calculators: answers.Calculators) -> bytes | None:
     """The first figure of an answer under its title as a PNG; None where it has none, or no font for its words is here.
 
     Raises `InvalidInput` as `answers.answer` does.
     """
-    _, _, reply = answers.ask(name, given, progress, calculators)
+    _, _, reply = answers.ask(name, given, calculators=calculators)
     return png(typeset(standalone(reply.drawings[0].chart, _WIDE))) if reply.drawings else None

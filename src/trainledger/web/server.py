@@ -168,7 +168,7 @@ class Desk:
                     while way == "figure" and isinstance(found, Working):  # who shows links asks once
                         found = await self.jobs.ask(key, reply, request.is_disconnected)
                     if not isinstance(found, Working):
-                        found = await run_in_threadpool(work, answers.unseen)
+                        found = await run_in_threadpool(work)
                 else:
                     found = await self._in_turn(request, work)
                 if found is None:
@@ -187,7 +187,7 @@ class Desk:
 
         return asked
 
-    async def _in_turn(self, request: Request, work: Callable[[Progress], bytes | None]) -> bytes | Response | None:
+    async def _in_turn(self, request: Request, work: Callable[[], bytes | None]) -> bytes | Response | None:
         """One question at a time; one whose asker is gone is dropped when its turn comes."""
         if self.waiting >= MOST_WAITING:
             problem = Problem("", None, f"{MOST_WAITING} questions wait already; ask again in a second")
@@ -197,31 +197,31 @@ class Desk:
             async with self.turn:
                 if await request.is_disconnected():
                     return Response(status_code=204)
-                return await run_in_threadpool(work, answers.unseen)
+                return await run_in_threadpool(work)
         finally:
             self.waiting -= 1
 
 
-def _work(way: str, name: str, given: dict[str, str], calculators: Calculators) -> Callable[[Progress], bytes | None]:
+def _work(way: str, name: str, given: dict[str, str], calculators: Calculators) -> Callable[[], bytes | None]:
     """What answers a query, as JSON; raises `InvalidInput` for a parameter of the way itself."""
     own = {each: given.pop(each, None) for each in openapi.WAYS[way][1]}
     if way == "view":
         width = _whole("width", own["width"] or "960", openapi.NARROWEST, openapi.WIDEST)
         held, pinned = own["held"] or "", own["pinned"] or ""
-        return lambda progress: encoded(answers.view(name, given, width, progress, calculators, held, pinned))
+        return lambda: encoded(answers.view(name, given, width, calculators=calculators, held=held, pinned=pinned))
     if way == "figure":
-        return lambda progress: preview.figure(name, given, progress, calculators)
+        return lambda: preview.figure(name, given, calculators)
     if way in ("check", "exercise"):
         if given:
             raise InvalidInput([Problem(next(iter(given))[:60], None, "is no field of an exercise", "seed")])
         seed = _whole("seed", own["seed"], 0, openapi.LAST_SEED)
         if way == "exercise":
-            return lambda progress: encoded(answers.exercise(name, seed, calculators))
+            return lambda: encoded(answers.exercise(name, seed, calculators))
         guess, misses = own["guess"], _whole("misses", own["misses"], 0, openapi.LAST_SEED)
         if guess is None or len(guess) > LONGEST:
             raise InvalidInput([Problem("guess", guess, f"must be given, in at most {LONGEST} characters")])
-        return lambda progress: encoded(answers.check(name, seed, guess, misses, calculators))
-    return lambda progress: encoded(answers.answer(name, given, progress, calculators))
+        return lambda: encoded(answers.check(name, seed, guess, misses, calculators))
+    return lambda: encoded(answers.answer(name, given, calculators=calculators))
 
 
 def encoded(value: Any) -> bytes:

@@ -19,6 +19,10 @@ from trainledger.engine.train.saving import model_tensors, read_into
 from trainledger.spec.layout import Layout
 
 Layouts = Mapping[str, Mapping[str, Any]]  # by the name of a run's directory
+SPREAD: Layouts = {  # two data ranks
+    "replicas": {"replicate": 2}, "shards": {"shard": 2}, "zero 1": {"shard": 2, "zero": 1},
+    "zero 2": {"shard": 2, "zero": 2},
+}  # fmt: skip
 
 
 def train_alone(where: Path, fields: dict[str, Any]) -> None:

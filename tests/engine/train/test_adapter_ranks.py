@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from rank_runs import run_of, train_on_ranks
-from spread_runs import told, train_alone
+from spread_runs import SPREAD, told, train_alone
 from test_drawn_layouts import differences
 from test_parallel_ranks import GPT2, Case, check, run_for_real, tables
 from tiny_run import TINY
@@ -80,12 +80,6 @@ def test_adapters_of_peft_are_what_the_ledger_says(tmp_path: Path) -> None:
 def test_four_ranks(tmp_path: Path) -> None:
     for name, ranks in run_for_real(FOUR, 4, tmp_path).items():
         check(load(tables(FOUR[name])), ranks)
-
-
-SPREAD = {
-    "replicas": {"replicate": 2}, "shards": {"shard": 2}, "zero 1": {"shard": 2, "zero": 1},
-    "zero 2": {"shard": 2, "zero": 2},
-}  # fmt: skip
 
 
 def test_trained_adapters_are_those_of_one_process_and_resume_with_the_same_bits(tmp_path: Path) -> None:

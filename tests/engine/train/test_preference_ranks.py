@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from rank_runs import run_of, train_on_ranks
-from spread_runs import told
+from spread_runs import SPREAD, told
 from test_drawn_layouts import differences
 from test_parallel_ranks import GPT2, Case, check, run_for_real, tables
 from test_preferences_train import pairs_in, singles_in
@@ -68,10 +68,6 @@ def test_four_ranks(tmp_path: Path) -> None:
         check(load(tables(FOUR[name])), ranks)
 
 
-SPREAD = {
-    "replicas": {"replicate": 2}, "shards": {"shard": 2}, "zero 1": {"shard": 2, "zero": 1},
-    "zero 2": {"shard": 2, "zero": 2},
-}  # fmt: skip
 FIELDS: dict[str, Any] = {
     "model": {"vocab_size": 257, "max_seq_len": 32}, "steps": 6, "seq_len": 24, "global_batch": 8, "micro_batch": 4,
     "learning_rate": 1e-3, "checkpoints.every": 3, "optimizer.epsilon": 1e-5,

@@ -64,6 +64,8 @@ class Pairs:
         self.train, self.held_out = tuple(pairs), tuple(held)
         self.device, self.remarks = torch.device(device), remarks
         self.rank, self.ranks = rank, ranks
+        self.answers = self.recipe.objective.answers
+        self.examples = self.recipe.global_batch // self.answers  # of a step, on all ranks
         self.end_id = tokenizer.end_id
         self.tokenizer_definition = tokenizer.definition
         identity = f"pairs {corpus.sha256} {tokenizer.fingerprint} {run.data.validation_fraction}"
@@ -73,30 +75,23 @@ class Pairs:
     @property
     def validation_sequences(self) -> Mapping[str, int]:
         """How many rows `validation` gives."""
-        answers = self.recipe.objective.answers
-        asked = max(1, self.recipe.evaluation.sequences // answers)
-        return {"": answers * min(asked, len(self.held_out))}
+        asked = max(1, self.recipe.evaluation.sequences // self.answers)
+        return {"": self.answers * min(asked, len(self.held_out))}
 
     def batches(self, first_step: int) -> Iterator[Sequence[tuple[Tensor, ...]]]:
         """The micro-batches of step ``first_step``, of the next, and so on; each epoch has an order of its own."""
-        count = self.recipe.global_batch // self.recipe.objective.answers // self.ranks
+        count = self.examples // self.ranks
         for step in itertools.count(first_step):
             own = self._order(step, self.rank * count, count)
             yield [self._batch(pairs) for pairs in self._divided([self.train[at] for at in own])]
 
     def documents(self, step: int) -> Sequence[str]:
         """The places of the records that the batch of a step has."""
-        return [
-            self.train[at].place
-            for at in self._order(step, 0, self.recipe.global_batch // self.recipe.objective.answers)
-        ]
+        return [self.train[at].place for at in self._order(step, 0, self.examples)]
 
     def validation(self, source: str = "") -> Iterator[tuple[Tensor, ...]]:
         """The held-out batches, the same each time."""
-        return map(
-            self._batch,
-            self._divided(self.held_out[: self.validation_sequences[source] // self.recipe.objective.answers]),
-        )
+        return map(self._batch, self._divided(self.held_out[: self.validation_sequences[source] // self.answers]))
 
     def take_reference(self, losses: Losses, together: Together) -> None:
         """Have the reference's losses of all pairs, in the order of the records, for batches from now on.
@@ -120,18 +115,13 @@ class Pairs:
 
     def _order(self, step: int, first: int, count: int) -> list[int]:
         order: list[int] = sequences_of_step(
-            len(self.train),
-            seed=self.recipe.seed,
-            step=step,
-            global_batch=self.recipe.global_batch // self.recipe.objective.answers,
-            first=first,
-            count=count,
+            len(self.train), seed=self.recipe.seed, step=step, global_batch=self.examples, first=first, count=count
         ).tolist()
         return order
 
     def _divided(self, pairs: Sequence[Pair], *, rows: int = 0) -> Iterator[Sequence[Pair]]:
         """Examples in micro-batches, the last of which may be smaller; of so many ``rows`` each, or their answers."""
-        size = max(1, self.micro_batch // (rows or self.recipe.objective.answers))
+        size = max(1, self.micro_batch // (rows or self.answers))
         return (pairs[first : first + size] for first in range(0, len(pairs), size))
 
     def _batch(self, pairs: Sequence[Pair]) -> tuple[Tensor, ...]:

@@ -15,7 +15,7 @@ from trainledger.spec.frozen import frozen
 
 _FLOPS = 6  # of training, for each parameter and token
 _LARGE_BUDGET = 1e24  # FLOP
-USUAL_TOKENS, MANY_TOKENS = 4 * 10**6, 16 * 10**6  # of a step
+_USUAL_TOKENS, _MANY_TOKENS = 4 * 10**6, 16 * 10**6  # of a step
 
 
 @frozen
@@ -246,5 +246,5 @@ def default_tokens_per_step(flops: float, at_least: int = 0) -> int:
     (4000000, 16000000, 225047)
     """
     if flops >= _LARGE_BUDGET:
-        return MANY_TOKENS
-    return max(min(USUAL_TOKENS, int(0.2920 * flops**0.3271)), min(MANY_TOKENS, at_least))
+        return _MANY_TOKENS
+    return max(min(_USUAL_TOKENS, int(0.2920 * flops**0.3271)), min(_MANY_TOKENS, at_least))

@@ -33,7 +33,7 @@ class HostMemory:
 
     @property
     def node(self) -> int:
-        """The most bytes of a node: in training, or where each of its processes reads the whole model."""
+        """The most bytes of a node in training."""
         return self.processes * self.process
 
     @property

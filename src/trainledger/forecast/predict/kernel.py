@@ -138,7 +138,7 @@ def _alignment(shape: tuple[Int, ...], dtype: str, efficiency: Efficiency) -> Re
     # fills up.
     if dtype not in ("bf16", "fp16", *EIGHT_BITS):
         return 1.0
-    elements = {"bf16": 8, "fp16": 8, "nvfp4": 32}.get(dtype, 16)
+    elements = int(ALIGNED_NBYTES / {"bf16": 2, "fp16": 2, "nvfp4": 0.5}.get(dtype, 1))  # other formats: a byte
     batch, m, n, k = shape
     inner = n % elements + k % elements
     rest = inner + m % elements

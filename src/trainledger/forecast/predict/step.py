@@ -161,12 +161,12 @@ def host_seconds(entry: Entry, machine: Machine, update_rate: float | None = Non
     """Seconds of a transfer between device and host, or of what the host's processor computes; None where the rate is
     not known. ``update_rate`` is that of a process, in bytes that are read and written per second.
     """
-    if not isinstance(machine, Device):
-        rate = machine.host_bytes_per_second if entry.kind == "transfer" else update_rate
-        return None if rate is None else (entry.read + (entry.kind == "host") * entry.written) / rate
     if entry.kind == "host":
         rate = update_rate or update_rate_of(machine, 1)
         return None if rate is None else (entry.read + entry.written) / rate
+    if not isinstance(machine, Device):
+        rate = machine.host_bytes_per_second
+        return None if rate is None else entry.read / rate
     if machine.fabric is None or machine.fabric.host is None:
         return None
     host = machine.fabric.host

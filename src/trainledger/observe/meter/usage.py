@@ -123,7 +123,7 @@ class Speed:
         figures = {"model_flops": ledger.model_flops}
         if traced:
             figures = summary(ledger) | {"tokens_per_step": ledger.tokens * self._ranks or None}
-        timed = Forecast(notes=(f"no step time: {_UNMEASURED}",))
+        timed = Forecast(notes=("no step time: this machine was not measured (trainledger measure machine)",))
         if self._machine is not None:
             step = step_time(ledger, self._machine, tensors=len(self._trained))
             peak, tokens = self._peaks.get(matmul_dtype(ledger)), figures.get("tokens_per_step", ledger.tokens)
@@ -138,6 +138,3 @@ class Speed:
             )
         of_step = f"the forecast is of the operations of the {'traced' if traced else 'recorded'} step"
         return replace(timed, **figures, notes=(f"{of_step}, at the rates of this machine", *timed.notes))
-
-
-_UNMEASURED = "this machine was not measured (trainledger measure machine)"
