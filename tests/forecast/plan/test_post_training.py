@@ -107,7 +107,7 @@ def test_sizes_that_are_refused() -> None:
     with pytest.raises(InvalidInput, match=r"longest = 128: is shorter than the mean answer of 512 tokens"):
         tl.rl("qwen2.5-1.5b", **SMALL, longest=128)
     with pytest.raises(InvalidInput, match=r"longer than model.max_seq_len = 1,024; nearest that works: 512"):
-        tl.rl("gpt2", **SMALL)
+        tl.rl("gpt2", **SMALL, longest=768)
     with pytest.raises(InvalidInput, match=r"utilization = 0.01: leaves an engine no room"):
         tl.rl("qwen2.5-1.5b", **SMALL, utilization=0.01)
     with pytest.raises(InvalidInput, match="trainledger rl"):
