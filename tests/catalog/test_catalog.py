@@ -62,6 +62,8 @@ ALSO_PUBLISHED = {
     "mimo-7b": 7622619136,
     "minimax-m2.5": 228689748992,
     "nemotron-3-nano-30b-a3b": 31577937344,
+    "nemotron-3-super-120b-a12b": 120668687360,
+    "nemotron-3-ultra-550b-a55b": 549308968960,
     "qwen3-235b-a22b": 235093634560,
     "qwen3-next-80b-a3b": 79674391296,
     "qwen3.5-122b-a10b": 122111526912,
@@ -149,7 +151,10 @@ def mixture(spec, mlp):
     experts = spec.experts
     shared = experts.shared_d_ff or experts.n_shared * experts.width
     gate = spec.d_model if experts.shared_gate else 0
-    return experts.n_experts * (spec.d_model + mlp(experts.width)) + (mlp(shared) if experts.n_shared else 0) + gate
+    narrow, gated = experts.expert_d_model, 3 if spec.feed_forward.gated else 2
+    own = gated * narrow * experts.width if narrow else mlp(experts.width)
+    around = 2 * narrow * spec.d_model if narrow else 0
+    return experts.n_experts * (spec.d_model + own) + (mlp(shared) if experts.n_shared else 0) + gate + around
 
 
 def mixer(spec):

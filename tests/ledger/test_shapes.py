@@ -63,6 +63,8 @@ def models(draw: st.DrawFn) -> ModelSpec:
     experts = sparse if draw(flag) else {}
     if experts.get("feed_forward.n_shared"):
         experts["feed_forward.shared_gate"] = draw(flag)
+    if experts:
+        experts["feed_forward.expert_d_model"] = pick(None, 4)
     return from_fields(
         ModelSpec,
         {

@@ -175,6 +175,7 @@ def experts(random: Random) -> Case:
         "n_mtp_layers": choice((0, 1, 2)) if seq_len > 3 else 0,
         "feed_forward": "experts", "feed_forward.d_ff": choice((7, 16)), "feed_forward.gated": gated,
         "feed_forward.bias": choice((True, False)), "feed_forward.expert_d_ff": choice((None, 3, 8)),
+        "feed_forward.expert_d_model": choice((None, None, 4, 8)),
         "feed_forward.activation": choice(("silu", "clamped_swish") if gated else ("gelu", "relu2")),
         "feed_forward.n_experts": groups * size, "feed_forward.per_token": random.randint(1, min(3, size * top_groups)),
         "feed_forward.n_shared": shared, "feed_forward.shared_gate": shared > 0 and choice((True, False)),

@@ -234,6 +234,12 @@ class Experts(Dense):
     n_experts: int = setting("experts of a layer", at_least=2, at_most=10**5)
     per_token: int = setting("experts for each token (top k)", 2, at_least=1, at_most=10**5)
     expert_d_ff: int | None = setting("inner size of an expert; absent = d_ff", None, at_least=1, at_most=10**8)
+    expert_d_model: int | None = setting(
+        "width of what experts read and write, between two projections of all tokens; absent = d_model",
+        None,
+        at_least=1,
+        at_most=10**7,
+    )
     n_shared: int = setting("shared experts, which every token uses, as one MLP", 0, at_least=0, at_most=10**4)
     shared_d_ff: int | None = setting(
         "inner size of all shared experts together; absent = n_shared times that of one expert",

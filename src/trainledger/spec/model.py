@@ -97,6 +97,11 @@ class ModelSpec:
         return self.feed_forward if isinstance(self.feed_forward, Experts) else None
 
     @property
+    def expert_d_model(self) -> int:
+        """Width of what an expert reads and writes: less than the hidden size where projections are around them."""
+        return self.experts.expert_d_model or self.d_model if self.experts is not None else self.d_model
+
+    @property
     def rope(self) -> Rope | None:
         """The positions where they are rotary."""
         return self.positions if isinstance(self.positions, Rope) else None

@@ -59,6 +59,12 @@ KINDS: dict[str, dict[str, Any]] = {
         "feed_forward.router.top_groups": 2,
         "feed_forward.router.scale": 2.5,
     },
+    "latent": {
+        "feed_forward.expert_d_model": 8,
+        "feed_forward.bias": True,
+        "feed_forward.n_shared": 1,
+        "feed_forward.router.scores": "sigmoid",
+    },
     "qwen2": {"feed_forward.n_shared": 1, "feed_forward.shared_gate": True, "feed_forward.router.normalize": False},
 }
 
@@ -79,10 +85,10 @@ def one_by_one(module: Experts, x_ND: Tensor) -> Tensor:
 
     rows = []
     for token, x in enumerate(x_ND):
-        total = torch.zeros_like(x)
+        total = torch.zeros_like(x if module.latent_in is None else module.latent_in(x))
         for choice in range(spec.experts.per_token):
             expert = int(routes.chosen_NK[token, choice])
-            h = linear(stack.inward, expert, x)
+            h = linear(stack.inward, expert, x if module.latent_in is None else module.latent_in(x))
             gate, up = h[: len(h) // 2], h[len(h) // 2 :]
             h = (
                 gated(gate, up, spec.feed_forward.activation)
@@ -90,6 +96,7 @@ def one_by_one(module: Experts, x_ND: Tensor) -> Tensor:
                 else activate(h, spec.feed_forward.activation)
             )
             total = total + routes.weights_NK[token, choice] * linear("down_proj", expert, h)
+        total = total if module.latent_out is None else module.latent_out(total)
         if module.shared_experts is not None:
             shared = module.shared_experts(x)
             gate = module.shared_expert_gate

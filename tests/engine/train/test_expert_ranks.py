@@ -28,7 +28,10 @@ FIELDS: dict[str, Any] = {
 # Ways to send tokens, each with the loss that keeps experts balanced.
 WAYS: dict[str, dict[str, Any]] = {
     "dropless": {"load_balance_loss": 0.05},
-    "places": {"load_balance_loss": 0.05, "expert_dispatch": "capacity", "expert_dispatch.factor": 1.1},
+    "places": {
+        "load_balance_loss": 0.05, "expert_dispatch": "capacity", "expert_dispatch.factor": 1.1,
+        "model": EXPERTS | {"feed_forward.expert_d_model": 24},
+    },
 }
 LAYOUTS: dict[int, dict[str, dict[str, Any]]] = {
     2: {"shards": {"shard": 2, "expert": 2}, "context": {"context": 2, "expert": 2}},

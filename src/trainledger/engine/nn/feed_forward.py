@@ -100,7 +100,7 @@ class ExpertStack(nn.Module):
     def __init__(self, spec: ModelSpec) -> None:
         super().__init__()
         assert spec.experts is not None
-        E, D, F = spec.experts.n_experts, spec.d_model, spec.experts.width
+        E, D, F = spec.experts.n_experts, spec.expert_d_model, spec.experts.width
         self.spec = spec
         inward = self.inward = "gate_up_proj" if spec.feed_forward.gated else "up_proj"
         wide = 2 * F if spec.feed_forward.gated else F
@@ -164,6 +164,9 @@ class Experts(nn.Module):
         self.capacity_factor = None if factor is None else Fraction(str(factor))
         self.router = Router(spec)
         self.experts = ExpertStack(spec)
+        D, narrow, bias = spec.d_model, spec.experts.expert_d_model, spec.feed_forward.bias
+        self.latent_in = nn.Linear(D, narrow, bias=bias) if narrow else None
+        self.latent_out = nn.Linear(narrow, D, bias=bias) if narrow else None
         width = spec.experts.shared_width
         self.shared_experts = MLP(spec, width) if spec.experts.n_shared else None
         self.shared_expert_gate = nn.Linear(spec.d_model, 1, bias=False) if spec.experts.shared_gate else None
@@ -171,7 +174,11 @@ class Experts(nn.Module):
     def forward(self, x_BTD: Tensor) -> Tensor:
         """[B, T, D] in and out."""
         x_BTD = x_BTD.to(compute_dtype(x_BTD))
-        y_BTD = self._routed(x_BTD).view(x_BTD.shape)
+        y_ND = self._routed(x_BTD)
+        if self.latent_out is not None:
+            y_ND = self.latent_out(y_ND)
+        y_BTD = y_ND.view(x_BTD.shape)
+        del y_ND
         if self.shared_experts is not None:
             shared_BTD = self.shared_experts(x_BTD)
             if self.shared_expert_gate is not None:
@@ -182,7 +189,7 @@ class Experts(nn.Module):
     def _routed(self, x_BTD: Tensor) -> Tensor:
         """The weighted sum of what each token's experts make of it, [N, D]."""
         routes = self.router.route(x_BTD)
-        x_ND = x_BTD.flatten(0, 1)
+        x_ND = (x_BTD if self.latent_in is None else self.latent_in(x_BTD)).flatten(0, 1)
         n_tokens, per_token = routes.chosen_NK.shape
         places = None
         if self.capacity_factor is not None:

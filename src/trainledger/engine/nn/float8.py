@@ -25,7 +25,7 @@ from trainledger.spec.precision import Float8
 
 DTYPES = {"e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2}
 SMALLEST_LARGEST = 1e-12  # an all-zero tensor would have no scale
-LEFT_OUT = ("router", "shared_expert_gate")  # too thin to gain, and sensitive
+LEFT_OUT = ("router", "shared_expert_gate", "latent_in", "latent_out")  # too thin to gain, or sensitive
 Scaled = tuple[Tensor, Tensor]  # elements in 8 bits, and what they must be multiplied with
 
 

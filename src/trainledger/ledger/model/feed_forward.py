@@ -57,27 +57,33 @@ def experts(tape: Tape, sizes: Sizes, leaves: BlockLeaves, x: Array) -> Array:
     assert mixture is not None
     x = op.cast(tape, x, tape.compute_dtype)
     y = _routed(tape, sizes, leaves, x)
+    if mixture.expert_d_model:
+        y = _projected(tape, leaves, "latent_out", y, N, mixture.expert_d_model, spec.d_model)
     if not mixture.n_shared:
         return y
     with tape.at("shared_experts"):
         width = mixture.shared_width
         shared = mlp(tape, sizes, leaves, x, name="mlp.shared_experts", width=width)
     if mixture.shared_gate:
-        shared = _multiply(tape, op.sigmoid(tape, _shared_gate(tape, leaves, x, N, spec.d_model)), shared, narrow=0)
+        gate = op.sigmoid(tape, _projected(tape, leaves, "shared_expert_gate", x, N, spec.d_model, 1))
+        shared = _multiply(tape, gate, shared, narrow=0)
+        del gate
     return op.add(tape, y, shared)
 
 
-def _shared_gate(tape: Tape, leaves: BlockLeaves, x: Array, rows: Int, d_model: Int) -> Array:
-    with tape.at("shared_expert_gate"):
-        return op.linear(tape, x, leaves["mlp.shared_expert_gate.weight"], None, rows, d_model, 1)
+def _projected(tape: Tape, leaves: BlockLeaves, name: str, x: Array, rows: Int, d_in: Int, d_out: Int) -> Array:
+    with tape.at(name):
+        return op.linear(tape, x, leaves[f"mlp.{name}.weight"], leaves.get(f"mlp.{name}.bias"), rows, d_in, d_out)
 
 
 def _routed(tape: Tape, sizes: Sizes, leaves: BlockLeaves, x: Array) -> Array:
     """The weighted sum of the outputs of each token's experts."""
-    spec, N = sizes.spec, sizes.rows
+    spec, N, D = sizes.spec, sizes.rows, sizes.spec.expert_d_model
     assert spec.experts is not None
     K = spec.experts.per_token
     routes = route(tape, sizes, leaves, x)
+    if spec.experts.expert_d_model:
+        x = _projected(tape, leaves, "latent_in", x, N, spec.d_model, D)
     R, places = N * K, None
     if sizes.capacity_factor is not None:
         places = rules.expert_capacity(N, K, spec.experts.n_experts, sizes.capacity_factor)
@@ -87,7 +93,7 @@ def _routed(tape: Tape, sizes: Sizes, leaves: BlockLeaves, x: Array) -> Array:
     routed = R if roomy else smaller(R, S)
     ends = where.ends if places is None else None
     if not is_one(sizes.layout.expert) and places is None:
-        S = heaviest(sizes, S * spec.d_model) // spec.d_model
+        S = heaviest(sizes, S * D) // D
     stack = Places(S, routed, spec.experts.n_experts // sizes.layout.expert, where.expert, ends)
     if sizes.layout.sends_to_nodes:
         y = _stack(tape, sizes, leaves, *to_nodes(tape, sizes, x), stack)
@@ -100,7 +106,7 @@ def _routed(tape: Tape, sizes: Sizes, leaves: BlockLeaves, x: Array) -> Array:
     if sizes.layout.sends_to_nodes:  # routes' weights come along, and what is sent back is their sum
         mixed = from_nodes(tape, sizes, _multiply(tape, y, weights, narrow=1))
     else:
-        mixed = sum_to(tape, _multiply(tape, from_experts(tape, y, where), weights, narrow=1), N * spec.d_model)
+        mixed = sum_to(tape, _multiply(tape, from_experts(tape, y, where), weights, narrow=1), N * D)
     if sizes.balance:
         loss = op.times_number(tape, balance_loss(tape, sizes, routes, _shares(tape, sizes, where)))
         mixed = with_loss(tape, mixed, loss)
@@ -133,7 +139,7 @@ def _stack(tape: Tape, sizes: Sizes, leaves: BlockLeaves, x: Array, scales: Arra
     """The MLPs of all experts, of rows that may have come in 8 bits with their ``scales``."""
     spec = sizes.spec
     assert spec.experts is not None
-    D, F = spec.d_model, spec.experts.width
+    D, F = spec.expert_d_model, spec.experts.width
     inward = "gate_up_proj" if spec.feed_forward.gated else "up_proj"
 
     def project(x: Array, name: str, d_in: Int, d_out: Int, scales: Array | None = None) -> Array:

@@ -160,20 +160,23 @@ def experts(spec: ModelSpec) -> Named:
     """Router, experts (stacked in one tensor per projection, gate and up joined) and the shared expert."""
     mixture = spec.experts
     assert mixture is not None
-    D, E, F = spec.d_model, mixture.n_experts, mixture.width
+    D, E, F = spec.expert_d_model, mixture.n_experts, mixture.width
     inward = "gate_up_proj" if spec.feed_forward.gated else "up_proj"
     wide = 2 * F if spec.feed_forward.gated else F
-    yield from _linear("router", E, D, mixture.router.bias)
+    yield from _linear("router", E, spec.d_model, mixture.router.bias)
     yield f"experts.{inward}", (E, wide, D)
     if spec.feed_forward.bias:
         yield f"experts.{inward}_bias", (E, wide)
     yield "experts.down_proj", (E, D, F)
     if spec.feed_forward.bias:
         yield "experts.down_proj_bias", (E, D)
+    if mixture.expert_d_model:
+        yield from _linear("latent_in", D, spec.d_model, spec.feed_forward.bias)
+        yield from _linear("latent_out", spec.d_model, D, spec.feed_forward.bias)
     if mixture.n_shared:
         yield from _inside("shared_experts", mlp(spec, mixture.shared_width))
     if mixture.shared_gate:
-        yield "shared_expert_gate.weight", (1, D)
+        yield "shared_expert_gate.weight", (1, spec.d_model)
 
 
 def _linear(name: str, d_out: Any, d_in: Any, bias: bool) -> Named:

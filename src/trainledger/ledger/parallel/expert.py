@@ -6,7 +6,7 @@ is sent is counted as a copy of a token for each of its experts. Where it goes t
 DeepSeek-V3, section 3.2.2) fewer of those bytes pass the network (`predict.collective`), the sender makes no copies,
 and what comes back is already the sum over a token's experts.
 
-Sizes: N tokens of this rank, K experts of a token, S = K N places of its routes, D d_model.
+Sizes: N tokens of this rank, K experts of a token, S = K N places of its routes, D what an expert reads.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def to_ranks(tape: Tape, sizes: Sizes, x: Array) -> tuple[Array, Arrived | None]
     makes = [(n_experts, "int64")]
     (arriving,) = tape.collective("all_to_all", group, counts.nbytes, reads=[counts], makes=makes)
     y = exchanged(tape, group, x, heaviest(sizes, x.elements))
-    own = _by_expert(tape, y.elements // sizes.spec.d_model, n_experts // sizes.layout.expert, arriving)
+    own = _by_expert(tape, y.elements // sizes.spec.expert_d_model, n_experts // sizes.layout.expert, arriving)
     return _together(tape, y, own.place, own.route), own
 
 
@@ -62,7 +62,7 @@ def heaviest(sizes: Sizes, elements: Int) -> Int:
     thousandths = round(1000 * sizes.spec.experts.imbalance)
     if thousandths == 1000:
         return elements
-    return ceil_div(elements // sizes.spec.d_model * thousandths, 1000) * sizes.spec.d_model
+    return ceil_div(elements // sizes.spec.expert_d_model * thousandths, 1000) * sizes.spec.expert_d_model
 
 
 def _by_expert(tape: Tape, rows: Int, n_experts: Int, arriving: Array) -> Arrived:
@@ -135,7 +135,7 @@ def from_nodes(tape: Tape, sizes: Sizes, y: Array) -> Array:
         return [_moved(tape, _dispatched(tape, sizes, g)[0], dtype)]
 
     node = tape.node([y.node], (), backward)
-    x = _combined(tape, sizes, y, sizes.rows * sizes.spec.d_model)
+    x = _combined(tape, sizes, y, sizes.rows * sizes.spec.expert_d_model)
     x.node = node
     return x
 
@@ -150,11 +150,11 @@ def _dispatched(tape: Tape, sizes: Sizes, x: Array) -> tuple[Array, Array | None
         makes = [(arriving.elements, x.dtype)]
         arrays = tape.collective("all_to_all", group, arriving.nbytes, reads=[x], makes=makes, basis="assumed")
         return arrays[0], None
-    count = sizes.rows * blocks(sizes.spec.d_model)
+    count = sizes.rows * blocks(sizes.spec.expert_d_model)
     format = float8.backward if tape.phase == "backward" else float8.forward
     x8, scales = cast_by_block(tape, x, count, format)
     arriving = heaviest(sizes, x8.elements * K)
-    of_scales = arriving // sizes.spec.d_model * blocks(sizes.spec.d_model)
+    of_scales = arriving // sizes.spec.expert_d_model * blocks(sizes.spec.expert_d_model)
     makes = [(arriving, format), (of_scales, "fp32")]
     payload = sum(nbytes_in(elements, dtype) for elements, dtype in makes)
     rows, of_rows = tape.collective("all_to_all", group, payload, reads=[x8, scales], makes=makes, basis="assumed")

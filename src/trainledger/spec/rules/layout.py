@@ -306,6 +306,9 @@ def tensor_problems(run: Run) -> Iterator[Problem]:
         yield Problem("recipe.loss", run.recipe.loss.kind, rule, "full")
     if spec.mixer is not None:
         yield Problem("layout.tensor", ranks, f"{_NOT_SPLIT}; layout.shard, pipeline and expert spread it", 1)
+    if spec.experts is not None and spec.experts.expert_d_model:
+        rule = "experts behind projections (model.feed_forward.expert_d_model) are not split over such ranks yet"
+        yield Problem("layout.tensor", ranks, rule, 1)
     if spec.attention.qk_norm == "width":
         yield Problem("layout.tensor", ranks, "norms over the width of all heads (qk_norm) cannot be split by heads", 1)
 

@@ -2,6 +2,7 @@
 
 _GRANITE = ["mamba"] * 5 + ["attention"] + (["mamba"] * 9 + ["attention"]) * 3 + ["mamba"] * 4
 _LFM2 = "conv conv full_attention conv conv full_attention conv conv full_attention conv full_attention conv"
+_ULTRA = 4 * "MEMEMEM*EMEMEM*EMEMEMEM*E" + "MEMEMEME"
 
 HYBRIDS = {
     "qwen3-next-80b-a3b": {
@@ -39,6 +40,16 @@ HYBRIDS = {
         "n_group": 1, "topk_group": 1, "n_routed_experts": 128, "n_shared_experts": 1, "num_experts_per_tok": 6,
         "norm_topk_prob": True, "routed_scaling_factor": 2.5, "layer_norm_epsilon": 1e-05, "use_bias": False,
         "use_conv_bias": True, "max_position_embeddings": 262144, "tie_word_embeddings": False,
+    },
+    "nemotron-3-ultra-550b-a55b": {
+        "model_type": "nemotron_h", "hidden_size": 8192, "num_attention_heads": 64, "num_key_value_heads": 2,
+        "head_dim": 128, "intermediate_size": 5120, "vocab_size": 131072, "expand": 2, "moe_latent_size": 2048,
+        "layers_block_type": [{"M": "mamba", "E": "moe", "*": "attention"}[letter] for letter in _ULTRA],
+        "mamba_head_dim": 64, "mamba_num_heads": 256, "n_groups": 8, "ssm_state_size": 128, "conv_kernel": 4,
+        "chunk_size": 128, "mlp_hidden_act": "relu2", "moe_intermediate_size": 5120, "n_group": 1, "topk_group": 1,
+        "moe_shared_expert_intermediate_size": 10240, "n_routed_experts": 512, "n_shared_experts": 1,
+        "num_experts_per_tok": 22, "norm_topk_prob": True, "routed_scaling_factor": 5.0, "layer_norm_epsilon": 1e-05,
+        "max_position_embeddings": 262144, "tie_word_embeddings": False,
     },
     "nemotron-h-56b": {
         "model_type": "nemotron_h", "hidden_size": 8192, "num_hidden_layers": 118, "num_attention_heads": 64,

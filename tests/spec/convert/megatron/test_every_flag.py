@@ -110,6 +110,11 @@ def test_layers_with_experts_are_read_from_sums_and_products(pattern: str, field
     assert {name: section[name] for name in ("n_dense_layers", "every") if name in section} == fields
 
 
+def test_experts_on_a_latent_are_read() -> None:
+    read = from_arguments(Arguments({**BASE, "num-experts": "8", "moe-latent-size": "32"}), devices=16)
+    assert read.table["model"]["feed_forward"]["expert_d_model"] == 32
+
+
 @pytest.mark.parametrize("pattern", ["[1]*3", "([1]*1+[0]*1)*2", "[1]*9**9", "__import__('os')", "[2]*4", "[1]*4)"])
 def test_other_layers_with_experts_are_refused(pattern: str) -> None:
     assert "--moe-layer-freq" in str(said({**BASE, "num-layers": "4", "num-experts": "8", "moe-layer-freq": pattern}))

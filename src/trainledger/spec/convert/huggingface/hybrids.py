@@ -16,9 +16,13 @@ def read_qwen3_5(reading: Reading) -> None:
 
 def read_nemotron_h(reading: Reading) -> None:
     """The pattern of layers, and experts where it has any."""
-    fields, pattern = reading.fields, reading.config.get("hybrid_override_pattern")
-    if fields.get("layers") is None and reading.has("n_layers"):
-        read_letters(reading, pattern or ["linear_attention", "moe", "full_attention", "mlp"])
+    fields, listed = reading.fields, reading.given("layer_types") or reading.config.get("hybrid_override_pattern")
+    if fields["n_layers"] is None and isinstance(listed, list | str) and listed:  # the list is the count
+        fields["n_layers"] = len(listed)
+    if fields["n_layers"] is None:
+        reading.refuse("num_hidden_layers", None, "is missing (Transformer blocks), and so is layers_block_type")
+    elif fields.get("layers") is None:
+        read_letters(reading, listed or ["linear_attention", "moe", "full_attention", "mlp"])
     if "E" not in (fields.get("layers") or ""):
         return
     fields |= {
@@ -30,6 +34,7 @@ def read_nemotron_h(reading: Reading) -> None:
         "n_experts": ("n_routed_experts", 8),
         "per_token": ("num_experts_per_tok", 2),
         "expert_d_ff": ("moe_intermediate_size", 7688),
+        "expert_d_model": ("moe_latent_size", None),
         "n_shared": ("n_shared_experts", 1),
         "shared_d_ff": ("moe_shared_expert_intermediate_size", 7688),
         "router.groups": ("n_group", 1),

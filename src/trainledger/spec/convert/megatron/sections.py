@@ -138,6 +138,8 @@ def _experts(read: Reading, inner: int, experts: int, layers: int) -> dict[str, 
             section["shared_d_ff"] = shared
     if read.flag("moe-shared-expert-gate"):
         section["shared_gate"] = True
+    if narrow := read.count("moe-latent-size"):
+        section["expert_d_model"] = narrow
     section |= _layers_with_experts(read, layers)
     router: dict[str, Any] = {"scores": read.text("moe-router-score-function", "softmax")}
     if router["scores"] == "softmax" and not read.flag("moe-router-pre-softmax"):
