@@ -29,7 +29,9 @@ FIELDS: dict[str, Any] = {
 WAYS: dict[str, dict[str, Any]] = {
     "dropless": {"load_balance_loss": 0.05},
     "places": {
-        "load_balance_loss": 0.05, "expert_dispatch": "capacity", "expert_dispatch.factor": 1.1,
+        "load_balance_loss": 0.05,
+        "expert_dispatch": "capacity",
+        "expert_dispatch.factor": 1.1,
         "model": EXPERTS | {"feed_forward.expert_d_model": 24},
     },
 }

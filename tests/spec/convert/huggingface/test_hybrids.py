@@ -16,7 +16,8 @@ from trainledger.spec.problem import InvalidInput
 COUNTS = {
     "qwen3-next-80b-a3b": 79_674_391_296, "qwen3.5-35b-a3b": 34_660_610_688,
     "nemotron-3-nano-30b-a3b": 31_577_937_344, "nemotron-h-56b": 56_324_350_464,
-    "nemotron-3-ultra-550b-a55b": 549_308_968_960, "granite-4.0-h-small": 32_207_337_984, "falcon-h1-7b": 7_585_513_568, "lfm2-350m": 354_483_968,
+    "nemotron-3-ultra-550b-a55b": 549_308_968_960,
+    "granite-4.0-h-small": 32_207_337_984, "falcon-h1-7b": 7_585_513_568, "lfm2-350m": 354_483_968,
     "lfm2-8b-a1b": 8_339_929_856, "kimi-linear-48b-a3b": 49_122_675_072,
 }  # fmt: skip
 
