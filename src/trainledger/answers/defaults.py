@@ -64,9 +64,10 @@ def run_of_model(named: str | ModelSpec, overrides: Overrides, purpose: str = PL
     Its layout may be left to be searched for (``layout.auto``). Raises `InvalidInput`.
     """
     section, fields = model_section(named)
-    cluster = _cluster(overrides)
+    cluster, data = _section("cluster", overrides), _section("data", overrides)
+    longest = min([fields["max_seq_len"], *(tokens for tokens, _ in (data.lengths or ())[-1:])])
     method = str(by_field(overrides).get(METHOD, ""))
-    overrides, preset = _with_method(overrides, cluster.count, fields["max_seq_len"])
+    overrides, preset = _with_method(overrides, cluster.count, longest)
     given = by_field(overrides)
     layout = _layout(given, cluster, purpose)
     auto = layout.get("auto", False)
@@ -74,7 +75,7 @@ def run_of_model(named: str | ModelSpec, overrides: Overrides, purpose: str = PL
     spread = purpose != SERVE and not small and (cluster.count > 1 or (auto and cluster.device != THIS_MACHINE))
     adapters = any(name.startswith("recipe.lora") for name in given)
     precision = _precision(cluster, adapters, sharded=cluster.count > 1 if small else spread)
-    recipe: dict[str, Any] = {"seq_len": fields["max_seq_len"], "global_batch": 1, "precision": precision}
+    recipe: dict[str, Any] = {"seq_len": longest, "global_batch": 1, "precision": precision}
     if "recipe.tokens" not in given:
         recipe["steps"] = 1
     if spread:  # which every layout can divide, until the batch is chosen
@@ -133,16 +134,17 @@ def _precision(cluster: Cluster, adapters: bool, *, sharded: bool) -> str:
     return "bf16-sharded" if sharded else "bf16-mixed"
 
 
-def _cluster(overrides: Overrides) -> Cluster:
-    """The cluster that overrides name; one device where they are wrong, which the whole run is refused for."""
-    of_cluster = {name: value for name, value in by_field(overrides).items() if name.startswith("cluster.")}
+def _section(name: str, overrides: Overrides) -> Any:
+    """The cluster or the data that overrides name; the default where they are wrong, which the whole run is refused
+    for."""
+    of_section = {path: value for path, value in by_field(overrides).items() if path.startswith(f"{name}.")}
     if not isinstance(overrides, Mapping):
-        of_cluster = [f"{name}={value}" for name, value in of_cluster.items()]  # type: ignore[assignment]
+        of_section = [f"{path}={value}" for path, value in of_section.items()]  # type: ignore[assignment]
     try:
-        cluster: Cluster = runfile.section_of("cluster", of_cluster)
-        return replace(cluster, device=known_device(cluster.device))
+        section = runfile.section_of(name, of_section)
+        return section if name != "cluster" else replace(section, device=known_device(section.device))
     except InvalidInput:
-        return Cluster()
+        return runfile.SECTIONS[name]()
 
 
 def asks_for_layout(given: Mapping[str, Any]) -> bool:

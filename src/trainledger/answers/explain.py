@@ -288,7 +288,7 @@ def time_document(
     ranks = f"The run has {run.layout.devices:,} devices; these are the operations of one rank of the slowest stage."
     return Document(
         title=f"time of {run.model.name}",
-        verdict=f"A step takes {format_seconds(parts[0].total)}.",
+        verdict=f"A step{' of full rows' if run.data.lengths else ''} takes {format_seconds(parts[0].total)}.",
         sections=sections(
             *_whose(run, backend, ranks),
             _largest("time", parts[:1]),

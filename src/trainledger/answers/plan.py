@@ -9,7 +9,7 @@ from typing import Annotated, Any, Unpack
 from trainledger.answers.defaults import is_one_step
 from trainledger.answers.load import Source, resolve
 from trainledger.answers.machine import kernels_of, machine_of
-from trainledger.answers.pages import published
+from trainledger.answers.pages import padded_rows, published
 from trainledger.answers.pages.device_memory import (
     host_line,
     memory_data,
@@ -223,6 +223,7 @@ def _costs(plan: Plan) -> Iterator[tuple[str, str]]:
     yield "" if needs else "memory", f"tensors at the peak: {parts_at_peak(plan)}"
     if plan.host is not None:
         yield "host", host_line(plan.host)
+    yield from padded_rows.lines_of(plan)
     if forecast.bottleneck is not None:
         yield "bottleneck", f"{forecast.bottleneck.name}: {forecast.bottleneck.sentence}"
 
@@ -369,6 +370,7 @@ def _data(plan: Plan, resemblances: tuple[Resemblance, ...]) -> dict[str, Any]:
         "memory_nbytes": plan.memory_nbytes,
         "device_memory": memory_data(plan.device_memory),
         "nearest_published": published.data(resemblances),
+        **({"padding": plain(plan.padding, more={type(plan.padding): ("waste",)})} if plan.padding else {}),
         **({"host_memory": plain(plan.host, more={type(plan.host): ("process", "node", "fits")})} if plan.host else {}),
         **({"ranks": [_rank_data(rank) for rank in plan.ranks]} if plan.ranks else {}),
     }

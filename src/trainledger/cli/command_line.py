@@ -64,7 +64,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "tensor": ("Tensors", "bytes and strides of a tensor, and which operations copy it", "answers.tensor"),
     "einsum": ("Tensors", "FLOPs, bytes and the cheapest order of an einsum", "answers.einsum"),
     "demo": ("Train", "forecast, train, sample and reconcile a small run", "cli.train"),
-    "data": ("Train", "tokenize a corpus and describe it", "cli.train"),
+    "data": ("Train", "tokenize a corpus and describe it", "cli.data"),
     "train": ("Train", "train the model of a run file", "cli.train"),
     "sample": ("Train", "continue a prompt with a trained model", "cli.trained"),
     "evaluate": ("Train", "the loss of a trained model on documents", "cli.trained"),

@@ -14,17 +14,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from trainledger import catalog
 from trainledger.answers.fast_precision import fast_precision
-from trainledger.answers.load import assumed_of_text, load, load_file, run_of_text
+from trainledger.answers.load import load, load_file
 from trainledger.answers.machine import machine_of
 from trainledger.answers.megatron import read_megatron, run_of_arguments
-from trainledger.answers.pages import token_store
 from trainledger.answers.pages.heading import read_as
 from trainledger.answers.pages.reconciliation import page as reconciliation_page
 from trainledger.answers.pages.reconciliation import write_html
 from trainledger.answers.pages.record import read_run
 from trainledger.answers.plan import plan
-from trainledger.answers.question import count, output, question, text, word
-from trainledger.answers.source import is_text
+from trainledger.answers.question import count, output, question, text
 from trainledger.answers.trainers import read_trainer, run_of_trainer
 from trainledger.cli.arguments import DISK_FULL, FAILED, WRONG_INPUT, Outcome, RunFile
 from trainledger.cli.asking import lines, say, while_searching
@@ -134,44 +132,6 @@ def _write_new(path: str, text: str, *, force: bool) -> None:
     finally:
         if os.path.exists(draft):
             os.remove(draft)
-
-
-@question(plots=False)
-def data(
-    run: Annotated[str, word("the run file (run.toml), or text itself: a file, a directory or a glob")] = "run.toml",
-    overrides: Overrides = (),
-    *,
-    verify: Annotated[bool, text("read every file again and compare its SHA-256")] = False,
-    show: Annotated[bool, text("print the first sequences of the first batch as text")] = False,
-) -> Document:
-    """Tokenize the corpus of a run file, or find it tokenized, and describe it.
-
-    Of a .jsonl, .parquet or text file, a directory or a glob in place of a run file it is the corpus.
-    """
-    from trainledger.engine.data.mixture import mixed_batch, open_mixture
-    from trainledger.engine.data.prepare import text_field_of
-
-    if of_text := is_text(run):
-        planned = run_of_text(run, overrides, text_field_of)
-        say(assumed_of_text(planned), wrap=True)
-    else:
-        planned = load_file(run, overrides, progress=while_searching())
-    recipe, first_batch, vocab_size = planned.recipe, list[str](), planned.model.vocab_size
-    if recipe.objective.answers:
-        rule = "has answers to prompts, which are tokenized when training begins (trainledger train says how many)"
-        raise InvalidInput([Problem("recipe.objective", recipe.objective.kind, rule, "next-token")])
-    mixture = open_mixture(planned.data, vocab_size=vocab_size, progress=True)
-    if not of_text:
-        mixture.check_vocabulary(vocab_size)
-    if show or not of_text:
-        mixture.check_lengths(recipe.seq_len)
-    if verify:
-        mixture.verify()
-    if show:
-        rows = mixed_batch(mixture, seed=recipe.seed, step=0, global_batch=recipe.global_batch, seq_len=recipe.seq_len)
-        tokenizer = mixture.tokenizer()
-        first_batch = [tokenizer.decode(row[:-1].tolist()) for row in rows[:2]]
-    return token_store.page(mixture, recipe, verified=verify, first_batch=first_batch)
 
 
 @question(plots=False)

@@ -73,6 +73,7 @@ class RunAccount:
     run: Run
     ledger: Ledger
     ranks: tuple[RankAccount, ...] = ()
+    backend: str = "cpu"
 
     @cached_property
     def parameters(self) -> ParameterCount:
@@ -97,8 +98,8 @@ class RunAccount:
 def account_run(run: Run, *, backend: str) -> RunAccount:
     """The account of a run and of its ranks."""
     if run.layout.alone:
-        return RunAccount(run, account(run, backend=backend))
-    return RunAccount(run, account(whole_run(run), backend=backend), accounts(run, backend=backend))
+        return RunAccount(run, account(run, backend=backend), backend=backend)
+    return RunAccount(run, account(whole_run(run), backend=backend), accounts(run, backend=backend), backend)
 
 
 def whole_run(run: Run) -> Run:

@@ -57,6 +57,13 @@ class DataSpec:
     vocab_size: int | None = setting("vocabulary of a bpe tokenizer; absent = model.vocab_size", None, at_least=257)
     validation_fraction: float = setting("share of the documents that is for validation", 0.02, above=0, at_most=0.5)
     cache: str = setting("directory of the tokenized text", "cache")
+    lengths: tuple[tuple[int, int], ...] | None = setting(
+        "rows of uneven length, padded to the longest of a micro-batch: pairs of tokens and how many rows have them, "
+        "or the file that `trainledger data --lengths` writes; longer ones are cut at recipe.seq_len; absent = full "
+        "rows",
+        None,
+        quantity="lengths",
+    )
 
     @property
     def replaced(self) -> tuple[str, ...]:

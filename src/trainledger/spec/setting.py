@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import MISSING, Field, field
 from typing import Any
 
+from trainledger.spec.durable import content_of, parse_json
 from trainledger.spec.problem import nearest_text
 from trainledger.spec.units import (
     NotAQuantity,
@@ -33,6 +34,7 @@ _QUANTITY_OF = {
 NONE = "none"  # TOML has no null: this text is None in a field that may be absent
 LARGEST_COUNT = 10**18
 LONGEST_LIST = 10_000
+LONGEST_ROW = 10**9
 
 
 def setting(
@@ -92,6 +94,8 @@ def read_value(declared: Field[Any], value: Any) -> Any:
         return _READ[quantity](value, choices)
     if quantity == "counts":
         return _counts(rule, value)
+    if quantity == "lengths":
+        return _lengths(value)
     try:
         number = _READ[quantity](value, choices)
     except (Broken, NotAQuantity) as error:
@@ -134,6 +138,25 @@ def _counts(rule: Mapping[str, Any], value: Any) -> tuple[int, ...]:
         raise Broken(f"each of them {error.rule}") from None
     except Broken as broken:
         raise Broken(f"each of them {broken.rule}") from None
+
+
+def _lengths(value: Any) -> tuple[tuple[int, int], ...]:
+    """Pairs of tokens and rows, ascending, of a list or of a JSON file that has one."""
+    if isinstance(value, str):
+        try:
+            value = parse_json(content_of(value))
+        except (OSError, ValueError) as error:
+            raise Broken(f"is no file with lengths (trainledger data FILE --lengths): {error}") from None
+    rows: dict[int, int] = {}
+    if not isinstance(value, list | tuple) or not 0 < len(value) <= LONGEST_LIST:
+        raise Broken("must be pairs of tokens and rows, such as [[128, 400], [512, 20]]")
+    for pair in value:
+        numbers = isinstance(pair, list | tuple) and len(pair) == 2 and {type(number) for number in pair} == {int}
+        if not numbers or not all(0 < number <= LONGEST_ROW for number in pair):
+            rule = f"must be pairs of whole numbers, tokens and rows, each 1 to {LONGEST_ROW:,}"
+            raise Broken(f"{rule}, such as [[128, 400], [512, 20]]")
+        rows[pair[0]] = rows.get(pair[0], 0) + pair[1]
+    return tuple(sorted(rows.items()))
 
 
 def may_be_none(declared: Field[Any]) -> bool:

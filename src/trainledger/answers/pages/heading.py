@@ -64,13 +64,18 @@ def of_run(run: Run) -> tuple[str, ...]:
     sequences = _sequences(recipe)
     within = " within documents" if recipe.documents is not None else ""
     return (
-        f"A step: {sequences} of {counted(recipe.seq_len, 'token')}{batches}",
+        f"A step: {sequences} of {_tokens(run)}{batches}",
         f"{recipe.precision.kind}, {recipe.optimizer.kind} ({recipe.optimizer.implementation}), {recipe.attention} "
         f"attention{within}, activation checkpointing {recipe.activation_checkpointing.kind}",
         *_devices(run),
         *_mixture(run),
         *_objective(recipe),
     )
+
+
+def _tokens(run: Run) -> str:
+    """The length of a sequence, which rows of uneven length have at most."""
+    return f"{'up to ' if run.data.lengths else ''}{counted(run.recipe.seq_len, 'token')}"
 
 
 def _sequences(recipe: Recipe) -> str:
@@ -114,7 +119,7 @@ def run_line(run: Run) -> str:
     where = cluster.device if cluster.count == 1 else f"{cluster.count:,} x {cluster.device}"
     spread = "" if run.layout.alone else f", {layout_name(run.layout)}"
     batches = f" in micro-batches of {run.device_batch}" if run.grad_accum > 1 else ""
-    step = f"{_sequences(recipe)} of {counted(recipe.seq_len, 'token')} a step{batches}"
+    step = f"{_sequences(recipe)} of {_tokens(run)} a step{batches}"
     count = format_count(parameters(run.model).total)
     return (
         f"{run.model.name} ({count}) on {where}{spread}: {step}, {recipe.precision.kind}, {recipe.optimizer.kind}, "

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from trainledger.answers.pages.plain_data import plain
 from trainledger.report.document import Code, Document, Table, section, sections
+from trainledger.spec.plain import replace_file
+from trainledger.spec.problem import InvalidInput, Problem
 from trainledger.spec.recipe import Recipe
 from trainledger.spec.units import counted, format_nbytes, format_percent
 
@@ -127,6 +130,16 @@ def _data(mixture: Mixture, recipe: Recipe) -> dict[str, Any]:
         "unigram_entropy_nats": mixture.unigram_entropy_nats,
         "sources": sources,
     }
+
+
+def keep_lengths(mixture: Mixture, path: str) -> None:
+    """Write how long the documents of a text are, as ``data.lengths`` reads it; raises InvalidInput."""
+    from trainledger.engine.data.lengths import binned, document_lengths
+
+    if len(mixture.sources) > 1:
+        rule = "are of one text, and data.mixture has several"
+        raise InvalidInput([Problem("lengths", path, rule, "--set data.path=FILE")])
+    replace_file(path, f"{json.dumps(binned(document_lengths(mixture.sources[0].store.train)))}\n".encode())
 
 
 def _of_store(store: TokenStore, seq_len: int, lengths: Lengths) -> dict[str, Any]:

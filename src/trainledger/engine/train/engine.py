@@ -86,6 +86,9 @@ def train(
         say = say if ranks.first else lambda sentence: None
 
         def refuse_untrained() -> None:
+            if run.data.lengths is not None:
+                rule = "is planned; train packs documents into full rows"
+                raise InvalidInput([Problem("data.lengths", None, rule, "--set data.lengths=none")])
             refuse(run.recipe.precision, run.recipe)
             refuse_launches(run.recipe, str(ranks.device))
             refuse_workspace(run.recipe, str(ranks.device))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -10,12 +11,13 @@ from trainledger.forecast.predict import predict
 from trainledger.forecast.predict.device_memory import DeviceMemory, memory_of_device
 from trainledger.forecast.predict.forecast import Forecast
 from trainledger.forecast.predict.host_memory import HostMemory, host_memory
+from trainledger.forecast.predict.padding import Padding, cut_rows, longest_of, padding, share_within
 from trainledger.forecast.predict.roofline import Machine, NoRate, matmul_dtype, peak_rate
 from trainledger.ledger import rules_of_thumb as thumb
 from trainledger.ledger.entry import in_any_memory
 from trainledger.ledger.ledger import Ledger
 from trainledger.ledger.memory.timeline import Peak
-from trainledger.ledger.ranks import RankAccount, RunAccount
+from trainledger.ledger.ranks import RankAccount, RunAccount, account_run
 from trainledger.ledger.rules_of_thumb import CONVENTIONS, training_flops, training_seconds
 from trainledger.report.document import Answer
 from trainledger.spec.device import Device
@@ -253,7 +255,7 @@ class Plan(Answer, report="plan"):
     ``heaviest`` is the ledger of the device that needs most memory, whose ``peak`` it is.
     ``convention`` says how its model FLOPs are counted. ``device_memory`` is the memory of the peak rank in
     all; None where the device is not of the catalog. ``machine`` is what times are predicted for, ``host``
-    what is in host memory, where anything is or its size is given.
+    what is in host memory, where anything is or its size is given, ``padding`` what rows of uneven length take.
     """
 
     run: Run
@@ -269,6 +271,7 @@ class Plan(Answer, report="plan"):
     convention: str = "dense"
     machine: Machine | None = None
     host: HostMemory | None = None
+    padding: Padding | None = None
 
     def __repr__(self) -> str:
         on = f"{self.run.cluster.count:,} x {self.run.cluster.device}"
@@ -306,7 +309,29 @@ def make_plan(account: RunAccount, machine: Machine | None, *, mfu: float | str 
         host=host_memory(account, machine.fabric.devices_per_node if machine.fabric else 1)
         if isinstance(machine, Device)
         else None,
+        padding=None if run.data.lengths is None else _padding(account, machine),
     )
+
+
+def _padding(account: RunAccount, machine: Machine | None) -> Padding:
+    """What padding takes, beside a step of full rows, and the longest rows that fit where not all do."""
+    run = account.run
+    rows, full = padding(run), replace(run, data=replace(run.data, lengths=None))
+    packed = predict.forecast(replace(account, run=full), machine)
+    rows = replace(rows, packed_step_seconds=packed.step_seconds)
+    if packed.fits is not False:
+        return rows
+    law = longest_of(cut_rows(run), run.device_batch)
+    sizes = [tokens for tokens, _ in law]
+
+    def too_long(tokens: int) -> bool:
+        shorter = replace(full, recipe=replace(full.recipe, seq_len=tokens))
+        return predict.forecast(account_run(shorter, backend=account.backend), machine).fits is False
+
+    fit = bisect_left(sizes, True, key=too_long)
+    if not fit:
+        return replace(rows, share=0.0)
+    return replace(rows, fitting=sizes[fit - 1], share=share_within(law, sizes[fit - 1]))
 
 
 def counted_by(plan: Plan, convention: str) -> Plan:
@@ -335,6 +360,8 @@ def by_causal(plan: Plan) -> Causal | None:
     """The plan's MFU and HFU without masked pairs; None where it has none."""
     forecast, ledger = plan.forecast, plan.ledger
     if forecast.mfu is None or forecast.hfu is None or not forecast.model_flops or not ledger.matmul_flops:
+        return None
+    if plan.padding is not None:  # the ledger is that of the longest rows
         return None
     model, kernels = (CONVENTIONS[name].flops(plan.run, ledger) for name in ("causal", "kernels"))
     return Causal(forecast.mfu * model / forecast.model_flops, forecast.hfu * kernels / ledger.matmul_flops)

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
+from trainledger.forecast.predict import padding
 from trainledger.forecast.predict.clock import of_each_rank
 from trainledger.forecast.predict.device_memory import memory_of_device
 from trainledger.forecast.predict.forecast import (
@@ -59,7 +60,24 @@ def predict(run: Run, machine: Machine | None, *, backend: str) -> Forecast:
 
 
 def forecast(account: RunAccount, machine: Machine | None) -> Forecast:
-    """The forecast of a run from its account: nothing of the run's plan is derived again."""
+    """The forecast of a run from its account: nothing of the run's plan is derived again.
+
+    Of rows of uneven length (``data.lengths``) it is the mean step, with the memory of the longest.
+    """
+    run = account.run
+    if run.data.lengths is None:
+        return _of_full_rows(account, machine)
+    longest, by_length = replace(run, data=replace(run.data, lengths=None)), {}
+    for length in padding.lengths_to_account(run):
+        of_length = replace(account, run=longest)
+        if length != run.recipe.seq_len:
+            shorter = replace(longest, recipe=replace(run.recipe, seq_len=length))
+            of_length = account_run(shorter, backend=account.backend)
+        by_length[length] = _of_full_rows(of_length, machine)
+    return padding.mean_step(run, by_length)
+
+
+def _of_full_rows(account: RunAccount, machine: Machine | None) -> Forecast:
     run, ledger, ranks, heaviest = account.run, account.ledger, account.ranks, account.heaviest
     facts: dict[str, Any] = {**summary(ledger, account.peak), "matmul_dtype": matmul_dtype(ledger)}
     counted = "assumed" if ledger.uncounted else "exact"

@@ -10,9 +10,10 @@ from trainledger.spec.optimizers import STEPS_OF_OWN_SIZE
 from trainledger.spec.precision import TILE
 from trainledger.spec.problem import Problem, nearest_text
 from trainledger.spec.recipe import Recipe
+from trainledger.spec.rules.data import data_problems, document_problems, length_problems
 from trainledger.spec.rules.layout import layout_problems
 from trainledger.spec.rules.model import model_problems
-from trainledger.spec.run import BLOCK_ROWS, STANDARD_LIBRARY, DataSpec, Run, dealt
+from trainledger.spec.run import Run
 from trainledger.spec.savings import ATTENTION, KEEPABLE, MLP, TARGETS, WHOLE, Selective, is_target
 from trainledger.spec.units import round_up
 
@@ -31,6 +32,7 @@ def run_problems(run: Run) -> Iterator[Problem]:
     yield from _maximal_update(run)
     yield from _tiles(run)
     yield from _experts(run)
+    yield from length_problems(run)
     if run.model.mixer is not None:
         yield from _mixers(run.recipe)
     if run.recipe.seq_len > run.model.max_seq_len:
@@ -341,41 +343,3 @@ def _adapter_recipe(recipe: Recipe) -> Iterator[Problem]:
         yield Problem("recipe.activation_checkpointing", "from-start", rule, "full")
     if recipe.optimizer.kind == "muon":
         yield Problem("recipe.optimizer", "muon", "is for whole matrices, not for adapters", "adamw")
-
-
-def data_problems(data: DataSpec) -> Iterator[Problem]:
-    """Every contradiction between the fields of the data."""
-    if not data.mixture:
-        return
-    if data.path != (STANDARD_LIBRARY,):  # the default, which a run file may spell out
-        rule = "give either path, or mixture with a path for each of its sources, not both"
-        yield Problem("data.path", list(data.path), rule)
-    total = sum(data.weights)
-    for (name, source), rows in zip(data.mixture, dealt(BLOCK_ROWS, data.weights), strict=True):
-        if not rows:
-            rule = f"gives it none of {BLOCK_ROWS:,} sequences, since all weights together are {total:g}"
-            least = float(f"{(total - source.weight) / (BLOCK_ROWS - 100):.2g}")
-            yield Problem(f"data.mixture.{name}.weight", source.weight, rule, least)
-
-
-def document_problems(run: Run) -> Iterator[Problem]:
-    """Models, kernels and layouts that masked documents exclude."""
-    if run.recipe.documents is None:
-        return
-    if run.recipe.attention == "flash":
-        rule = "PyTorch's flash kernel has no mask here, which recipe.documents = masked needs"
-        yield Problem("recipe.attention", "flash", rule, "sdpa")
-    if run.model.mixer is not None:
-        rule = "masks attention alone: the state of a mixer (model.mixer) goes on into the next document"
-        yield Problem("recipe.documents", run.recipe.documents, rule, "none")
-    if run.model.n_mtp_layers:
-        rule = "predict further tokens, which may be of the next document: recipe.documents = masked excludes them"
-        yield Problem("model.n_mtp_layers", run.model.n_mtp_layers, rule, 0)
-    if run.layout.auto:
-        return
-    if run.layout.context > 1:
-        rule = "attends between ranks without a mask, which recipe.documents = masked needs"
-        yield Problem("layout.context", run.layout.context, rule, 1)
-    if run.layout.pipeline > 1:
-        rule = "sends no token ids to later stages, which recipe.documents = masked needs for its mask"
-        yield Problem("layout.pipeline", run.layout.pipeline, rule, 1)
