@@ -22,6 +22,9 @@ KINDS = {
     "multi-query": {"attention.n_kv_heads": 1, "block": "parallel", "positions.dim": 4},
     "latent": LATENT,
     "latent without query rank": LATENT | {"attention.q_rank": None, "positions.interleaved": True},
+    # So many heads that no two keys have equal scores, of which ReLU leaves nothing.
+    "chosen keys": LATENT
+    | {"attention.indexer.n_heads": 20, "attention.indexer.head_dim": 6, "attention.indexer.top_k": 5},
     "attention.window": {"attention.window": 5},
     "local and global": {"attention.window": 5, "attention.global_every": 2, "positions.local_theta": 100.0},
     "capped": {"attention.softcap": 5.0, "logit_softcap": 5.0, "attention.window": 7, "attention.global_every": 3},

@@ -54,7 +54,9 @@ ALSO_PUBLISHED = {
     "qwen3-4b": 4022468096, "smollm2-360m": 361821120, "mistral-7b-v0.3": 7248023552, "codellama-7b": 6738546688,
     "codellama-13b": 13016028160, "codellama-34b": 33743970304,
     # Of models with mixers, and others of 2025 and 2026: transformers' modules on the meta device.
+    "deepseek-v3.2": 683501956608,
     "glm-4.6": 356785884416,
+    "glm-5": 753864119552,
     "granite-4.0-h-small": 32207337984,
     "kimi-linear-48b-a3b": 49122675072,
     "lfm2-350m": 354483968,
@@ -104,6 +106,9 @@ def count(spec):
             if spec.latent.q_rank is None
             else d * spec.latent.q_rank + spec.latent.q_rank + spec.latent.q_rank * width
         )
+        if (part := spec.latent.indexer) is not None:
+            queries += spec.latent.q_rank * part.n_heads * part.head_dim
+            queries += d * (part.head_dim + part.n_heads) + 2 * part.head_dim
         latent = d * (spec.latent.kv_rank + spec.latent.rope_head_dim) + spec.latent.kv_rank
         attention = (
             queries

@@ -63,6 +63,11 @@ def attention_backward_model_flops(
     return 2 * attention_flops(batch, heads, queries, keys, head_dim, value_dim)
 
 
+def index_flops(batch: Int, heads: Int, queries: Int, keys: Int, width: Int) -> Int:
+    """FLOPs of the scores by which an indexer chooses keys, and of their weighted sum over heads, dense."""
+    return batch * (heads * matmul_flops(queries, keys, width) + matmul_flops(queries, keys, heads))
+
+
 def keys_seen(tokens: Int, window: Int | None) -> Int:
     """Keys that a kernel which knows the window computes for each query: ``window`` of them, or all.
 

@@ -70,6 +70,17 @@ class MultiHead:
 
 
 @frozen(kw_only=True)
+class Indexer:
+    """A choice of the keys that each query attends to, by few narrow heads that read the latent of the queries
+    (DeepSeek-AI 2025, DeepSeek-V3.2, section 2.1). It has no gradient here: DeepSeek trains it by a loss of its own."""
+
+    n_heads: int = setting("heads that score the keys", 64, at_least=1, at_most=10**6)
+    head_dim: int = setting("width of these heads", 128, at_least=2, at_most=10**6)
+    top_k: int = setting("keys that a query attends to", 2048, quantity="length", at_least=1, at_most=10**9)
+    interleaved: bool = setting("rotary pairs are neighbouring dims instead of dims of the two halves", False)
+
+
+@frozen(kw_only=True)
 class Latent:
     """Keys and values from a joint latent, with a separate rotary part (DeepSeek-AI 2024, DeepSeek-V2, section 2.1)."""
 
@@ -96,6 +107,7 @@ class Latent:
     bias: bool = setting("biases in the projections to the latents", False)
     output_bias: bool | None = setting("a bias in the output projection; absent = as bias", None)
     scale: float | None = setting("factor of the scores; absent = 1 / sqrt(head size)", None, above=0)
+    indexer: Indexer | None = part("which keys a query attends to; absent = all before it", Indexer, default=None)
 
 
 @frozen(kw_only=True)

@@ -8,6 +8,7 @@ from trainledger.spec.block import (
     Alibi,
     Dense,
     Experts,
+    Indexer,
     Latent,
     LayerNorm,
     Learned,
@@ -90,6 +91,11 @@ class ModelSpec:
     def latent(self) -> Latent | None:
         """The attention where keys and values come from a joint latent."""
         return self.attention if isinstance(self.attention, Latent) else None
+
+    @property
+    def indexer(self) -> Indexer | None:
+        """The choice of keys where latent attention is sparse."""
+        return self.latent.indexer if self.latent is not None else None
 
     @property
     def experts(self) -> Experts | None:

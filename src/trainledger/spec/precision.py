@@ -11,6 +11,8 @@ from typing import ClassVar
 from trainledger.spec.frozen import frozen
 from trainledger.spec.setting import setting
 
+# Linear layers of blocks that multiply in 16 bits where others do in 8: too thin to gain, sensitive, or frozen.
+IN_16_BITS = ("router", "shared_expert_gate", "latent_in", "latent_out", "wq_b", "wk", "weights_proj")
 TILE = 16  # what every dim of a matmul in 8 bits must be a multiple of (torch._scaled_mm)
 
 

@@ -20,6 +20,7 @@ ATTENTION_KERNELS = (
     "_scaled_dot_product_flash_attention",
     "_scaled_dot_product_efficient_attention",
     "_scaled_dot_product_cudnn_attention",
+    "_scaled_dot_product_sparse_attention",
 )
 
 

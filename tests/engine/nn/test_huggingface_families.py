@@ -38,6 +38,7 @@ LATENT = {
     "n_routed_experts": 6, "n_shared_experts": 2, "moe_intermediate_size": 8, "num_experts_per_tok": 2,
     "first_k_dense_replace": 1, "num_key_value_heads": 4,
 }  # fmt: skip
+INDEXER = {"index_n_heads": 2, "index_head_dim": 6, "index_topk": 5}
 YARN = {
     "rope_type": "yarn", "factor": 4.0, "beta_fast": 16.0, "beta_slow": 1.0, "original_max_position_embeddings": 16,
     "rope_theta": 1000.0,
@@ -126,6 +127,9 @@ MODELS = [
             "rope_parameters": YARN | {"mscale": 1.0, "mscale_all_dim": 1.0},
         },
     ),
+    ("deepseek_v32", "", {**LAYERS, **LATENT, **INDEXER, "n_group": 3, "topk_group": 2}),
+    ("deepseek_v32", "halves", {**LAYERS, **LATENT, **INDEXER, "n_group": 1, "topk_group": 1, "index_topk": 40}),
+    ("glm_moe_dsa", "", {**LAYERS, **LATENT, **INDEXER, "attention_bias": True}),
     ("ernie4_5", "", HEADS),
     ("ernie4_5", "biased", {**HEADS, "use_bias": True, "tie_word_embeddings": False}),
     ("exaone4", "", {**GROUPED, "sliding_window": None, "layer_types": ["full_attention"] * 3}),

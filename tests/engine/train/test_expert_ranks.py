@@ -20,6 +20,7 @@ EXPERTS: dict[str, Any] = {
     "feed_forward": "experts", "feed_forward.n_experts": 4, "feed_forward.per_token": 2,
     "feed_forward.expert_d_ff": 16,
 }  # fmt: skip
+LATENT: dict[str, Any] = {"feed_forward.expert_d_model": 24}
 # Adam divides a gradient by its own size: where that is rounding, a small epsilon makes a whole step of it.
 FIELDS: dict[str, Any] = {
     "optimizer.epsilon": 1e-5,
@@ -28,12 +29,7 @@ FIELDS: dict[str, Any] = {
 # Ways to send tokens, each with the loss that keeps experts balanced.
 WAYS: dict[str, dict[str, Any]] = {
     "dropless": {"load_balance_loss": 0.05},
-    "places": {
-        "load_balance_loss": 0.05,
-        "expert_dispatch": "capacity",
-        "expert_dispatch.factor": 1.1,
-        "model": EXPERTS | {"feed_forward.expert_d_model": 24},
-    },
+    "places": {"load_balance_loss": 0.05, "expert_dispatch": "capacity", "expert_dispatch.factor": 1.1},
 }
 LAYOUTS: dict[int, dict[str, dict[str, Any]]] = {
     2: {"shards": {"shard": 2, "expert": 2}, "context": {"context": 2, "expert": 2}},
@@ -54,7 +50,7 @@ CASES = [
 
 
 def fields_of(way: str) -> dict[str, Any]:
-    return FIELDS | WAYS[way]
+    return FIELDS | WAYS[way] | ({"model": EXPERTS | LATENT} if way == "places" else {})
 
 
 @pytest.fixture(scope="module")
@@ -97,8 +93,8 @@ FULL: dict[str, Any] = {"activation_checkpointing": "full"}
 BOOKS: dict[int, dict[str, Case]] = {
     2: {
         "dropless": ({"shard": 2, "expert": 2}, ALL, {"load_balance_loss": 0.01}),
-        "dropless, bf16": ({"shard": 2, "expert": 2}, ALL, {"precision": "bf16-mixed"}),
-        "places": ({"shard": 2, "expert": 2}, EXPERTS, WAYS["places"]),
+        "dropless, bf16": ({"shard": 2, "expert": 2}, ALL | LATENT, {"precision": "bf16-mixed"}),
+        "places": ({"shard": 2, "expert": 2}, EXPERTS | LATENT, WAYS["places"]),
         "context": ({"context": 2, "expert": 2}, ALL, {"load_balance_loss": 0.01}),
         "checkpointed": ({"shard": 2, "expert": 2}, ALL, FULL),
     },

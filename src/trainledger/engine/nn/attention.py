@@ -21,6 +21,7 @@ from trainledger.engine.nn.cache import LayerCache
 from trainledger.engine.nn.checkpointing import again
 from trainledger.engine.nn.norm import RMSNorm, norm_of
 from trainledger.engine.nn.positions import Angles, rotate
+from trainledger.engine.nn.sparse import Indexer, attend_to_chosen
 from trainledger.spec.layers import LayerKind
 from trainledger.spec.model import ModelSpec
 from trainledger.spec.problem import InvalidInput, Problem
@@ -40,13 +41,14 @@ class Scores:
     scale: float
     softcap: float | None = None
     dropout: float = 0.0
+    sparse: bool = False  # to the keys that an indexer chose
     again: bool = False  # recomputed in backward: of the core only queries, keys and values are kept
 
 
 def scores_of(spec: ModelSpec, implementation: str, dropout: float) -> Scores:
     """The choices of a spec; scores are multiplied by 1 / sqrt(K) unless it says otherwise."""
     scale = 1 / math.sqrt(spec.head_size) if spec.attention.scale is None else spec.attention.scale
-    return Scores(implementation, scale, spec.attention.softcap, dropout)
+    return Scores(implementation, scale, spec.attention.softcap, dropout, spec.indexer is not None)
 
 
 def usual(spec: ModelSpec) -> str:
@@ -75,10 +77,13 @@ def refusals(spec: ModelSpec, implementation: str, device: str) -> Iterator[Prob
 def attend(
     q_BTHK: Tensor, k_BTGK: Tensor, v_BTGW: Tensor, mask: Tensor | None, scores: Scores, sinks_H: Tensor | None = None
 ) -> Tensor:
-    """Each query's mixture of the values it may see, [B, T, H W]; ``mask`` is what `Masks` made."""
+    """Each query's mixture of the values it may see, [B, T, H W]; ``mask`` is what `Masks` made, or the chosen keys."""
     if scores.again:
         core = partial(attend, mask=mask, scores=replace(scores, again=False), sinks_H=sinks_H)
         return again(core, q_BTHK, k_BTGK, v_BTGW, random=scores.dropout > 0)
+    if scores.sparse:
+        assert mask is not None, "an indexer chooses keys"
+        return attend_to_chosen(q_BTHK, k_BTGK, v_BTGW, mask, scores.scale)
     fused = scores.implementation != "math" and not (scores.dropout and q_BTHK.device.type == "cpu")
     if fused:
         assert scores.softcap is None
@@ -298,6 +303,7 @@ class LatentAttention(nn.Module):
         self.q_a_proj = nn.Linear(D, P, bias=bias) if P is not None else None
         self.q_a_layernorm = RMSNorm(P, eps=_LATENT_EPS) if P is not None else None
         self.q_b_proj = nn.Linear(P, H * spec.head_size, bias=False) if P is not None else None
+        self.indexer = Indexer(spec) if spec.indexer is not None else None
         self.kv_a_proj_with_mqa = nn.Linear(D, R + self.turned, bias=bias)
         self.kv_a_layernorm = RMSNorm(R, eps=_LATENT_EPS)
         self.kv_b_proj = nn.Linear(R, H * (self.plain + self.value), bias=False)
@@ -307,7 +313,10 @@ class LatentAttention(nn.Module):
     def forward(self, x_BTD: Tensor, shared: Shared) -> Tensor:
         """Each token's mixture of the values that it sees; [B, T, D] in and out."""
         angles, mask = shared
-        q_BTHK = self._turned(heads(self._queries(x_BTD), self.plain + self.turned), angles, begin=self.plain)
+        q_BTC, chosen_BTC = self._queries(x_BTD, angles)
+        mask = mask if chosen_BTC is None else chosen_BTC
+        q_BTHK = self._turned(heads(q_BTC, self.plain + self.turned), angles, begin=self.plain)
+        del q_BTC, chosen_BTC
         latent_BTR, turning_BTQ = torch.split(self.kv_a_proj_with_mqa(x_BTD), [self.rank, self.turned], dim=-1)
         if self.cache is not None:
             latent_BTR = self.kv_a_layernorm(latent_BTR)
@@ -315,7 +324,10 @@ class LatentAttention(nn.Module):
             decoding = self.cache.past > 0
             (joint_BS1C,) = self.cache.remember(torch.cat((latent_BTR[:, :, None], k_BT1Q), dim=-1))
             if decoding:
-                y_B1D: Tensor = self.o_proj(self._absorbed(q_BTHK[:, 0], joint_BS1C[:, :, 0]))
+                joint_BSC = joint_BS1C[:, :, 0]
+                if mask is not None:
+                    joint_BSC = joint_BSC.gather(1, mask.long()[:, 0, :, None].expand(-1, -1, joint_BSC.shape[-1]))
+                y_B1D: Tensor = self.o_proj(self._absorbed(q_BTHK[:, 0], joint_BSC))
                 return y_B1D
             k_BTHN, v_BTHW = self._keys_values(latent_BTR)
         else:
@@ -352,12 +364,13 @@ class LatentAttention(nn.Module):
         y_HBW = torch.bmm(y_BHR.transpose(0, 1), weight_HCR[:, self.plain :].transpose(1, 2))
         return y_HBW.transpose(0, 1).clone(memory_format=torch.contiguous_format).flatten(1)[:, None]
 
-    def _queries(self, x_BTD: Tensor) -> Tensor:
+    def _queries(self, x_BTD: Tensor, angles: Angles | None) -> tuple[Tensor, Tensor | None]:
+        """Queries [B, T, H K], and the places of the keys that are chosen for each."""
         if self.q_proj is not None:
-            y: Tensor = self.q_proj(x_BTD)
-            return y
+            return self.q_proj(x_BTD), None
         assert self.q_a_proj is not None
         assert self.q_a_layernorm is not None
         assert self.q_b_proj is not None
-        z: Tensor = self.q_b_proj(self.q_a_layernorm(self.q_a_proj(x_BTD)))
-        return z
+        low_BTP = self.q_a_layernorm(self.q_a_proj(x_BTD))
+        chosen_BTC = self.indexer(x_BTD, low_BTP, angles) if self.indexer is not None and angles is not None else None
+        return self.q_b_proj(low_BTP), chosen_BTC

@@ -74,6 +74,8 @@ class Cache:
         for layer, kind, place in zip(self.layers, kinds, places, strict=True):
             if kind.attends:
                 layer["self_attn"] = LayerCache(heads_of(spec), batch, place, like)
+            if kind.attends and spec.indexer is not None:
+                layer["self_attn.indexer"] = LayerCache([(1, spec.indexer.head_dim)], batch, place, like)
             if kind.mixes:
                 layer["mixer"] = MixerCache(spec, batch, like)
         self.n_tokens = n_tokens
@@ -92,7 +94,7 @@ class Cache:
         """Inside, the blocks of a model write their keys, values and states here."""
         modules: list[tuple[Any, LayerCache | MixerCache]] = []
         for block, layer in zip(blocks, self.layers, strict=True):
-            modules += [(getattr(block, name), kept) for name, kept in layer.items()]
+            modules += [(block.get_submodule(name), kept) for name, kept in layer.items()]
         for module, kept in modules:
             module.cache = kept
         try:

@@ -21,11 +21,10 @@ from torch.autograd.function import once_differentiable
 
 from trainledger.engine.nn.norm import compute_dtype
 from trainledger.engine.nn.transformer import Transformer
-from trainledger.spec.precision import Float8
+from trainledger.spec.precision import IN_16_BITS, Float8
 
 DTYPES = {"e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2}
 SMALLEST_LARGEST = 1e-12  # an all-zero tensor would have no scale
-LEFT_OUT = ("router", "shared_expert_gate", "latent_in", "latent_out")  # too thin to gain, or sensitive
 Scaled = tuple[Tensor, Tensor]  # elements in 8 bits, and what they must be multiplied with
 
 
@@ -34,7 +33,7 @@ def use_float8(model: Transformer, float8: Float8) -> None:
     for layer in model.layers:
         for module in list(layer.modules()):
             for name, child in list(module.named_children()):
-                if type(child) is nn.Linear and name not in LEFT_OUT:
+                if type(child) is nn.Linear and name not in IN_16_BITS:
                     setattr(module, name, Float8Linear(child, float8))
 
 

@@ -16,7 +16,7 @@ from trainledger.ledger.core.tape import Tape
 from trainledger.ledger.entry import Int
 from trainledger.ledger.model.attention_core import attend, broadcast, fused_attention
 from trainledger.ledger.ops import operations as op
-from trainledger.ledger.ops.norms import norm, rms_norm, widened
+from trainledger.ledger.ops.norms import layer_norm, norm, rms_norm, widened
 from trainledger.spec.frozen import frozen
 from trainledger.spec.layers import segments
 from trainledger.spec.model import ModelSpec
@@ -67,7 +67,8 @@ def heads_of(spec: ModelSpec) -> tuple[tuple[Int, Int], ...]:
     """(count, width) of a layer's cache for a token: keys and values of the key-value heads, or of latent
     attention the latent and the one rotary key (DeepSeek-AI 2024, DeepSeek-V2, section 2.1.3, table 1)."""
     if spec.latent:
-        return ((1, spec.latent.kv_rank + spec.rotary_size),)
+        index = () if spec.indexer is None else ((1, spec.indexer.head_dim),)
+        return ((1, spec.latent.kv_rank + spec.rotary_size), *index)
     return ((spec.kv_heads, spec.head_size), (spec.kv_heads, spec.value_size))
 
 
@@ -110,7 +111,7 @@ def _stored(sizes: Sizes, tokens: Int, count: Int, width: Int, dtype: str) -> Ar
     return Array(elements, dtype, None, nbytes=CACHE_FORMATS[sizes.cache].nbytes(elements, width))
 
 
-def absorbed(tape: Tape, sizes: Sizes, q: Array, joint: Array, weight: Leaf) -> Array:
+def absorbed(tape: Tape, sizes: Sizes, q: Array, joint: Array, weight: Leaf, chosen: Array | None) -> Array:
     """One query of each sequence against the latents themselves, [B, H W] (DeepSeek-V2, section 2.1.2)."""
     # An accelerator runs scores and mixture as one kernel, which reads each latent once for both; on a CPU they are
     # unfused.
@@ -119,6 +120,13 @@ def absorbed(tape: Tape, sizes: Sizes, q: Array, joint: Array, weight: Leaf) -> 
     H, N, Q, W, R = latent.n_heads, latent.nope_head_dim, spec.rotary_size, spec.value_size, latent.kv_rank
     assert sizes.cached_tokens is not None
     S, C = sizes.cached_tokens, R + Q
+    if spec.indexer is not None:
+        assert chosen is not None
+        S = rules.keys_seen(S, spec.indexer.top_k)
+        index = op.cast(tape, chosen, "int64")
+        rows = _stored(sizes, B * S, 1, C, joint.dtype)
+        joint = tape.make("gather", "embedding", rows, index, elements=B * S * C, dtype=q.dtype)
+        del index
     inward, outward = _parts_of_weight(weight, H, N, W, R)
     q_low = op.batched_matmul(tape, q.view(B * H * N), inward, H, B, R, N)
     q_joint = op.concatenate(tape, (q_low, q.view(B * H * Q)))
@@ -187,16 +195,20 @@ def attention(tape: Tape, sizes: Sizes, leaves: BlockLeaves, x: Array, shared: S
 def project(tape: Tape, sizes: Sizes, leaves: BlockLeaves, name: str, x: Array, d_in: Int, d_out: Int) -> Array:
     """One of the linear projections."""
     w, b = leaves[f"self_attn.{name}.weight"], leaves.get(f"self_attn.{name}.bias")
-    with tape.at(name):
+    with tape.at(name.rpartition(".")[2]):
         return op.linear(tape, x, w, b, sizes.rows, d_in, d_out)
 
 
-def rotate(tape: Tape, sizes: Sizes, x: Array, heads: Int, angles: Angles, *, before: Int = 0, after: Int = 0) -> Array:
+def rotate(
+    tape: Tape, sizes: Sizes, x: Array, heads: Int, angles: Angles, *, before: Int = 0, after: Int = 0,
+    interleaved: bool | None = None,
+) -> Array:  # fmt: skip
     """Rotary positions: two products each for cosine and sine; the dims before and after them are copied along."""
     cos, sin = angles
     count = sizes.rows * heads
     half = count * (sizes.spec.rotary_size // 2)
-    interleaved = sizes.spec.rope is not None and sizes.spec.rope.interleaved
+    if interleaved is None:
+        interleaved = sizes.spec.rope is not None and sizes.spec.rope.interleaved
     turned = [2 * half] if interleaved else [half, half]
     at = 1 if before else 0
     parts = op.parts(tape, x, [*[count * before][:at], *turned, *([count * after] if after else [])])
@@ -217,7 +229,9 @@ def latent_attention(tape: Tape, sizes: Sizes, leaves: BlockLeaves, x: Array, sh
     assert spec.latent is not None
     D, H, W, Q = spec.d_model, spec.latent.n_heads, spec.value_size, spec.rotary_size
     R, N = spec.latent.kv_rank, spec.latent.nope_head_dim
-    q = _queries(tape, sizes, leaves, x)
+    q, chosen = _queries(tape, sizes, leaves, x, angles)
+    mask = mask if chosen is None else chosen
+    del chosen
     if angles is not None:
         q = rotate(tape, sizes, q, H, angles, before=N)
     joint = project(tape, sizes, leaves, "kv_a_proj_with_mqa", x, D, R + Q)
@@ -251,7 +265,7 @@ def _remembering(
     (seen,) = remember(tape, sizes, leaves.kind.window, ((1, R + Q),), (new,))
     if sizes.cached_tokens is not None:
         del latent, turning, turned, new
-        y = absorbed(tape, sizes, q, seen, leaves["self_attn.kv_b_proj.weight"])
+        y = absorbed(tape, sizes, q, seen, leaves["self_attn.kv_b_proj.weight"], mask)
     else:
         kv = project(tape, sizes, leaves, "kv_b_proj", latent, R, H * (N + W))
         plain, v = op.parts(tape, kv, [rows * H * N, rows * H * W])
@@ -261,15 +275,49 @@ def _remembering(
     return project(tape, sizes, leaves, "o_proj", y, H * W, spec.d_model)
 
 
-def _queries(tape: Tape, sizes: Sizes, leaves: BlockLeaves, x: Array) -> Array:
+def _queries(
+    tape: Tape, sizes: Sizes, leaves: BlockLeaves, x: Array, angles: Angles | None
+) -> tuple[Array, Array | None]:
+    """The queries, and the places of the keys that are chosen for each."""
     spec = sizes.spec
     assert spec.latent is not None
     D, P, out = spec.d_model, spec.latent.q_rank, spec.latent.n_heads * spec.head_size
     if P is None:
-        return project(tape, sizes, leaves, "q_proj", x, D, out)
+        return project(tape, sizes, leaves, "q_proj", x, D, out), None
     low = project(tape, sizes, leaves, "q_a_proj", x, D, P)
     low = _normed(tape, sizes, leaves, "q_a_layernorm", low, P)
-    return project(tape, sizes, leaves, "q_b_proj", low, P, out)
+    chosen = None
+    if spec.indexer is not None and angles is not None:
+        with tape.at("indexer"):
+            chosen = _choose(tape, sizes, leaves, x.view(), low.view(), angles)
+    return project(tape, sizes, leaves, "q_b_proj", low, P, out), chosen
+
+
+def _choose(tape: Tape, sizes: Sizes, leaves: BlockLeaves, x: Array, low: Array, angles: Angles) -> Array:
+    """The best keys of each query, by their places; nothing here has a gradient."""
+    spec, rows, part = sizes.spec, sizes.rows, sizes.spec.indexer
+    assert part is not None
+    assert spec.latent is not None
+    H, K, own = part.n_heads, part.head_dim, "indexer."
+    beside = {"after": K - spec.rotary_size, "interleaved": part.interleaved}
+    q = project(tape, sizes, leaves, f"{own}wq_b", low, spec.latent.q_rank, H * K)
+    q = rotate(tape, sizes, q, H, angles, **beside)
+    k = project(tape, sizes, leaves, f"{own}wk", x, spec.d_model, K)
+    w, b = (leaves[f"self_attn.indexer.k_norm.{name}"] for name in ("weight", "bias"))
+    with tape.at("k_norm"):
+        normed = layer_norm(tape, widened(tape, k), w, b, rows, K)
+    k = op.cast(tape, normed, k.dtype)
+    del normed
+    k = rotate(tape, sizes, k, 1, angles, **beside)
+    weights = project(tape, sizes, leaves, f"{own}weights_proj", x, spec.d_model, H)
+    if sizes.cache is not None:
+        (k,) = remember(tape, sizes, None, ((1, K),), (k,))
+    keys = sizes.T if sizes.cached_tokens is None else sizes.cached_tokens
+    flops = rules.index_flops(sizes.B, H, sizes.T, keys, K)
+    elements = rows * rules.keys_seen(keys, part.top_k)
+    return tape.make(
+        "choose_keys", "matmul", q, k, weights, elements=elements, dtype="int32", flops=flops, model_flops=flops
+    )
 
 
 def _normed(tape: Tape, sizes: Sizes, leaves: BlockLeaves, name: str, x: Array, width: Int) -> Array:

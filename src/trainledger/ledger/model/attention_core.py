@@ -112,6 +112,9 @@ def _core(
 ) -> Array:  # fmt: skip
     """The attention of one rank; ``tokens`` are all that there are, where other ranks have some of them."""
     window, sinks = leaves.kind.window, leaves.get("self_attn.sinks")
+    if sizes.spec.indexer is not None:
+        assert mask is not None
+        return attend_to_chosen(tape, sizes, q, k, v, mask)
     if written_out_here(sizes):
         return written_out(tape, sizes, q, k, v, mask, sinks, tokens)
     spec, B, T, H = sizes.spec, sizes.B, sizes.T, sizes.spec.attention.n_heads
@@ -146,6 +149,15 @@ def _core(
         return y
     y = op.leading(tape, y, sizes.rows * H * spec.value_size)
     return op.contiguous(tape, y, forward=True, backward=False)
+
+
+def attend_to_chosen(tape: Tape, sizes: Sizes, q: Array, k: Array, v: Array, chosen: Array) -> Array:
+    """Attention of each query to the keys that its indexer chose, in one kernel as in `engine.nn.sparse`."""
+    spec, part = sizes.spec, sizes.spec.indexer
+    assert part is not None
+    keys = rules.keys_seen(sizes.T, part.top_k)
+    shape = (sizes.B, spec.attention.n_heads, sizes.T, keys, spec.head_size, spec.value_size)
+    return fused_attention(tape, q, k, v, shape, kernel="sparse_attention", given=(chosen,))
 
 
 def written_out(

@@ -18,7 +18,7 @@ from trainledger.ledger.core.sizes import added, is_one
 from trainledger.ledger.entry import Int
 from trainledger.ledger.model.attention_core import parameters_of_scores
 from trainledger.ledger.ops.adapters import adapt
-from trainledger.spec.block import Learned
+from trainledger.spec.block import Indexer, Learned
 from trainledger.spec.frozen import frozen
 from trainledger.spec.layers import LayerKind, LayerRun, last_kind, layer_runs, segments
 from trainledger.spec.mixers import DELTA_CHUNK, GatedDelta, KimiDelta, Mamba2
@@ -141,10 +141,20 @@ def latent_attention(spec: ModelSpec) -> Named:
         yield from _linear("q_a_proj", P, D, spec.attention.bias)
         yield "q_a_layernorm.weight", (P,)
         yield from _linear("q_b_proj", H * spec.head_size, P, False)
+    if latent.indexer is not None:
+        yield from _inside("indexer", indexer(spec, latent.indexer, P))
     yield from _linear("kv_a_proj_with_mqa", R + Q, D, spec.attention.bias)
     yield "kv_a_layernorm.weight", (R,)
     yield from _linear("kv_b_proj", H * (N + W), R, False)
     yield from _linear("o_proj", D, H * W, spec.output_bias)
+
+
+def indexer(spec: ModelSpec, part: Indexer, rank: Any) -> Named:
+    """What chooses the keys of latent attention, without gradients."""
+    yield from _linear("wq_b", part.n_heads * part.head_dim, rank, False)
+    yield from _linear("wk", part.head_dim, spec.d_model, False)
+    yield from ((f"k_norm.{name}", (part.head_dim,)) for name in ("weight", "bias"))
+    yield from _linear("weights_proj", part.n_heads, spec.d_model, False)
 
 
 def mlp(spec: ModelSpec, width: Any) -> Named:
@@ -301,7 +311,7 @@ def _segment(spec: ModelSpec, recipe: Recipe | None, run: LayerRun, *, at_start:
 
 
 def _leaves(named: Iterable[tuple[str, Shape]], recipe: Recipe | None) -> dict[str, Leaf]:
-    leaves = {name: Leaf(name, shape) for name, shape in named}
+    leaves = {name: Leaf(name, shape, trained=".indexer." not in name) for name, shape in named}
     return leaves if recipe is None or recipe.lora is None else adapt(leaves, recipe.lora)
 
 
@@ -368,5 +378,7 @@ def scan_flops(spec: ModelSpec, batch: Int, tokens: Int) -> Int:
 def _scores(spec: ModelSpec, kind: LayerKind, tokens: Int, attention: str) -> Int:
     if not kind.attends:
         return 0
-    keys = rules.keys_seen(tokens, kind.window if attention == "flash" else None)
-    return rules.attention_flops(1, spec.attention.n_heads, tokens, keys, spec.head_size, spec.value_size)
+    part = spec.indexer
+    keys = rules.keys_seen(tokens, part.top_k if part else kind.window if attention == "flash" else None)
+    flops = rules.attention_flops(1, spec.attention.n_heads, tokens, keys, spec.head_size, spec.value_size)
+    return flops if part is None else flops + rules.index_flops(1, part.n_heads, tokens, tokens, part.head_dim)

@@ -17,7 +17,7 @@ from trainledger.ledger.ops.linear import float8_linear
 from trainledger.ledger.optimizers.update_rules import RULES, for_muon, moments_of
 from trainledger.spec.dtypes import nbytes_in
 from trainledger.spec.frozen import frozen
-from trainledger.spec.precision import Float8, Precision
+from trainledger.spec.precision import IN_16_BITS, Float8, Precision
 from trainledger.spec.recipe import Recipe
 from trainledger.spec.units import ceil_div
 
@@ -130,7 +130,6 @@ def _in_8_bits(shape: tuple[Int, ...]) -> tuple[State, ...]:
     return tuple(states)
 
 
-_IN_16_BITS = ("router", "shared_expert_gate")
 _QKV, _GATED = ("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj")
 
 
@@ -170,7 +169,7 @@ def _is_matrix(name: str, leaf: Leaf) -> bool:
     """A matrix of a linear layer that is no router's, or those of experts."""
     module, _, part = name.rpartition(".")
     return len(leaf.shape) == 3 or (
-        part == "weight" and len(leaf.shape) == 2 and module.rpartition(".")[2] not in _IN_16_BITS
+        part == "weight" and len(leaf.shape) == 2 and module.rpartition(".")[2] not in IN_16_BITS
     )
 
 

@@ -131,7 +131,7 @@ class Work:
     def frozen_nbytes(self) -> Int:
         """Bytes of the weights that are not trained: pieces of them where they are gathered, else whole."""
         recipe, beside = self.rank.run.recipe, 0 if self.reference is None else self.reference.frozen_nbytes
-        if recipe.lora is None and recipe.objective.reference != "device":
+        if recipe.lora is None and recipe.objective.reference != "device" and self.rank.run.model.indexer is None:
             return 0
         if self.sharded is not None and self.rank.gathers:
             return beside + self.sharded.total(lambda part: part.frozen_nbytes)

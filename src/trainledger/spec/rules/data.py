@@ -31,6 +31,9 @@ def document_problems(run: Run) -> Iterator[Problem]:
     if run.recipe.attention == "flash":
         rule = "PyTorch's flash kernel has no mask here, which recipe.documents = masked needs"
         yield Problem("recipe.attention", "flash", rule, "sdpa")
+    if run.model.indexer is not None:
+        rule = "masks scores, and chosen keys (model.attention.indexer) have no mask"
+        yield Problem("recipe.documents", run.recipe.documents, rule, "none")
     if run.model.mixer is not None:
         rule = "masks attention alone: the state of a mixer (model.mixer) goes on into the next document"
         yield Problem("recipe.documents", run.recipe.documents, rule, "none")

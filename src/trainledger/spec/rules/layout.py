@@ -6,13 +6,14 @@ from collections.abc import Iterator
 from math import gcd
 
 from trainledger.spec.layout import AXES, MOST_CHUNKS, OVERLAPS, Layout
+from trainledger.spec.model import ModelSpec
 from trainledger.spec.precision import TILE
 from trainledger.spec.problem import Problem, nearest_text
 from trainledger.spec.rules.model import nearest_divisor
 from trainledger.spec.run import Run
 
 BESIDE_ANOTHER = ("interleaved", "zero-bubble")  # Megatron Core's; and the one that is nearest to DualPipe
-_NOT_SPLIT = "a mixer (model.mixer) is not split over such ranks yet"
+_SPREAD = "is not split over such ranks yet; layout.shard, pipeline and expert spread it"
 _NEEDED = {
     "tensor": "only what sequence-parallel ranks gather and scatter is cut into parts; set layout.sequence_parallel",
     "input-gradients": "only tensor ranks have gradients of inputs to add up; set layout.tensor",
@@ -231,8 +232,8 @@ def _context(run: Run) -> Iterator[Problem]:
             rule = f"must divide the {heads} key-value heads of a tensor rank, which all-to-all splits"
             yield Problem("layout.context", ranks, rule, nearest_divisor(gcd(heads, recipe.seq_len), ranks))
     spec = run.model
-    if spec.mixer is not None:
-        yield Problem("layout.context", ranks, f"{_NOT_SPLIT}; layout.shard, pipeline and expert spread it", 1)
+    if whole := _kept_whole(spec):
+        yield Problem("layout.context", ranks, f"{whole} {_SPREAD}", 1)
     windows = spec.attention.window is not None or spec.positions.kind == "alibi"
     if not recipe.precision.low and (windows or spec.attention.custom_scores):
         has = spec.attention.custom_scores or "windows or ALiBi"
@@ -304,13 +305,18 @@ def tensor_problems(run: Run) -> Iterator[Problem]:
         if run.recipe.loss.kind == "compiled":
             rule = "tensor ranks each compute the loss over their columns, which is not accounted for when compiled"
         yield Problem("recipe.loss", run.recipe.loss.kind, rule, "full")
-    if spec.mixer is not None:
-        yield Problem("layout.tensor", ranks, f"{_NOT_SPLIT}; layout.shard, pipeline and expert spread it", 1)
-    if spec.experts is not None and spec.experts.expert_d_model:
-        rule = "experts behind projections (model.feed_forward.expert_d_model) are not split over such ranks yet"
-        yield Problem("layout.tensor", ranks, rule, 1)
+    narrow = spec.experts is not None and spec.experts.expert_d_model
+    if whole := _kept_whole(spec) or ("an expert's latent (model.feed_forward.expert_d_model)" if narrow else ""):
+        yield Problem("layout.tensor", ranks, f"{whole} {_SPREAD}", 1)
     if spec.attention.qk_norm == "width":
         yield Problem("layout.tensor", ranks, "norms over the width of all heads (qk_norm) cannot be split by heads", 1)
+
+
+def _kept_whole(spec: ModelSpec) -> str:
+    """What neither tensor nor context ranks split; empty where they split all."""
+    if spec.mixer is not None:
+        return "a mixer (model.mixer)"
+    return "a choice of keys (model.attention.indexer)" if spec.indexer is not None else ""
 
 
 def _broken(run: Run, ranks: int) -> str:

@@ -93,6 +93,15 @@ def _latent(spec: ModelSpec, latent: Latent) -> Iterator[Problem]:
         yield Problem("model.attention.rope_head_dim", latent.rope_head_dim, _ODD, latent.rope_head_dim + 1)
     if spec.positions.kind in ("learned", "alibi"):
         yield Problem("model.positions", spec.positions.kind, "latent attention has rotary positions or none", "rope")
+    if latent.indexer is not None:
+        at, width = "model.attention.indexer", latent.indexer.head_dim
+        if latent.q_rank is None:
+            yield Problem(at, "a table", "reads the latent of the queries: model.attention.q_rank must be set", "none")
+        if spec.rope is None:
+            yield Problem(at, "a table", "has rotary heads, so model.positions must be rope", "none")
+        if width < latent.rope_head_dim:
+            rule = f"must be at least rope_head_dim = {latent.rope_head_dim}, which is turned"
+            yield Problem(f"{at}.head_dim", width, rule, latent.rope_head_dim)
     if spec.rope is None:
         return
     for name in ("dim", "skip_every"):

@@ -35,6 +35,8 @@ def run_problems(run: Run) -> Iterator[Problem]:
     yield from length_problems(run)
     if run.model.mixer is not None:
         yield from _mixers(run.recipe)
+    if run.model.indexer is not None:
+        yield from _indexer(run.recipe)
     if run.recipe.seq_len > run.model.max_seq_len:
         rule = f"is longer than model.max_seq_len = {run.model.max_seq_len}"
         yield Problem("recipe.seq_len", run.recipe.seq_len, rule, run.model.max_seq_len)
@@ -51,6 +53,21 @@ def _mixers(recipe: Recipe) -> Iterator[Problem]:
         yield Problem("recipe.precision", precision.kind, yet, "bf16-mixed")
 
 
+def _indexer(recipe: Recipe) -> Iterator[Problem]:
+    """What is accounted for only where attention sees all keys, not those that an indexer chooses."""
+    yet, again = "is not accounted for with chosen keys (model.attention.indexer)", recipe.activation_checkpointing.kind
+    if recipe.compile:
+        yield Problem("recipe.compile", True, yet, False)
+    if recipe.attention == "math":
+        yield Problem("recipe.attention", "math", f"{yet}, whose kernel is one operation", "sdpa")
+    if recipe.attention_dropout:
+        yield Problem("recipe.attention_dropout", recipe.attention_dropout, yet, 0.0)
+    if recipe.of_megatron:
+        yield Problem("recipe.framework", recipe.framework, yet, "torch")
+    if again in ("attention", "offload"):
+        yield Problem("recipe.activation_checkpointing", again, yet, "full")
+
+
 def memory_problems(run: Run) -> Iterator[Problem]:
     """Problems of a run as far as its memory and its layout go."""
     yield from layout_problems(run)
@@ -60,6 +77,8 @@ def memory_problems(run: Run) -> Iterator[Problem]:
     yield from _loss(run)
     yield from _offload(run)
     yield from _experts(run)
+    if run.model.indexer is not None:
+        yield from _indexer(run.recipe)
 
 
 def _offload(run: Run) -> Iterator[Problem]:

@@ -1,11 +1,13 @@
-"""FLOPs of the operators of mixers (`engine.nn.scans`), of their shapes alone."""
+"""FLOPs of the operators of mixers (`engine.nn.scans`) and of chosen keys (`engine.nn.sparse`), of shapes alone."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
+from torch import Tensor, int32
+
 from trainledger.ledger import rules
-from trainledger.trace.operators.custom import Count
+from trainledger.trace.operators.custom import Count, Shape
 from trainledger.trace.patches import Args
 
 
@@ -36,6 +38,7 @@ RULES: dict[str, tuple[str, Count]] = {
     ),
 }
 MODEL_FLOPS: dict[str, Count] = {}
+SHAPES: dict[str, Shape] = {}
 
 
 def _register(name: str, flops: Callable[[Args, Args], int]) -> None:
@@ -48,3 +51,30 @@ def _register(name: str, flops: Callable[[Args, Args], int]) -> None:
 _register("trainledger::convolution", _convolution)
 _register("trainledger::state_space", _state_space)
 _register("trainledger::delta_rule", _delta_rule)
+
+
+def _index(args: Args, out: object) -> int:
+    (batch, queries, heads, width), keys = args[0].shape, args[1].shape[1]
+    return int(rules.index_flops(batch, heads, queries, keys, width))
+
+
+def _sparse(args: Args) -> tuple[int, int, int, int, int, int]:
+    """The sizes of attention to chosen keys, of q, k, v and what is behind them."""
+    (batch, queries, heads, width), value = args[0].shape, args[2].shape[-1]
+    chosen = next(tensor for tensor in args[3:] if isinstance(tensor, Tensor) and tensor.dtype == int32)
+    return batch, heads, queries, chosen.shape[-1], width, value
+
+
+def _sparse_shape(args: Args) -> tuple[int, ...]:
+    batch, heads, queries, keys, width, value = _sparse(args)
+    return batch * heads, queries, keys, width, value, 0
+
+
+_SPARSE = "trainledger::_scaled_dot_product_sparse_attention"
+RULES |= {
+    "trainledger::choose_keys": ("matmul", _index),
+    _SPARSE: ("attention", lambda args, out: rules.attention_flops(*_sparse(args))),
+    f"{_SPARSE}_backward": ("attention", lambda args, out: rules.attention_backward_flops(*_sparse(args[1:]))),
+}
+MODEL_FLOPS[f"{_SPARSE}_backward"] = lambda args, out: rules.attention_backward_model_flops(*_sparse(args[1:]))
+SHAPES |= {_SPARSE: _sparse_shape, f"{_SPARSE}_backward": lambda args: _sparse_shape(args[1:])}

@@ -119,8 +119,8 @@ def _known(func: OpOverload) -> Operator:
     scratch = _SCRATCH.get(schema)
     if schema in _RULES:
         kind, flops = _RULES[schema]
-        shape = matmuls.SHAPES.get(schema, Operator.shape)
-        if kind == "attention":
+        shape = {**matmuls.SHAPES, **scans.SHAPES}.get(schema, Operator.shape)
+        if kind == "attention" and library == "aten":
             shape = matmuls.attention_shape(func, 1 if "backward" in name else 0)
         assumed = kind in ("norm", "softmax") or schema in _ASSUMED
         share = {**matmuls.MODEL_FLOPS, **scans.MODEL_FLOPS}.get(schema)

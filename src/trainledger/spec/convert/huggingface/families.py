@@ -209,6 +209,28 @@ def read_deepseek_v3(reading: Reading) -> None:
     _read_groups(reading, 8)
 
 
+def read_deepseek_v32(reading: Reading, groups: int = 8) -> None:
+    """Every layer chooses its keys, and experts come behind the first layers."""
+    _read_latent(reading)
+    _read_groups(reading, groups)
+    listed, dense = reading.config.get("mlp_layer_types"), reading.fields.get("feed_forward.n_dense_layers")
+    if listed is not None and reading.has("n_layers"):
+        wanted = ["dense"] * dense + ["sparse"] * (reading.fields["n_layers"] - dense)
+        if listed != wanted:
+            rule = f"must be dense in the first first_k_dense_replace = {dense} layers, then sparse in all"
+            reading.refuse("mlp_layer_types", listed, rule)
+    for key in ("indexer_types", "index_topk_pattern"):
+        types = reading.config.get(key)
+        if types is not None and not (isinstance(types, list | str) and set(types) <= {"full", "F"}):
+            reading.refuse(key, types, "layers that share a choice of keys are not accounted for")
+    if (often := reading.whole("index_topk_freq", 1, 1)) != 1:
+        reading.refuse("index_topk_freq", often, "layers that share a choice of keys are not accounted for", 1)
+
+
+def read_glm_moe_dsa(reading: Reading) -> None:
+    read_deepseek_v32(reading, 1)
+
+
 def write_deepseek_v3(spec: ModelSpec) -> dict[str, Any]:
     """The groups of experts, and the rotary parameters with the weight from which the scale of the scores follows."""
     router, rope = Router() if spec.experts is None else spec.experts.router, rope_parameters(spec)
