@@ -74,9 +74,9 @@ class Indexer:
     """A choice of the keys that each query attends to, by few narrow heads that read the latent of the queries
     (DeepSeek-AI 2025, DeepSeek-V3.2, section 2.1). It has no gradient here: DeepSeek trains it by a loss of its own."""
 
-    n_heads: int = setting("heads that score the keys", 64, at_least=1, at_most=10**6)
-    head_dim: int = setting("width of these heads", 128, at_least=2, at_most=10**6)
-    top_k: int = setting("keys that a query attends to", 2048, quantity="length", at_least=1, at_most=10**9)
+    n_heads: int = setting("heads that score the keys", at_least=1, at_most=10**6)
+    head_dim: int = setting("width of these heads", at_least=2, at_most=10**6)
+    top_k: int = setting("keys that a query attends to", quantity="length", at_least=1, at_most=10**9)
     interleaved: bool = setting("rotary pairs are neighbouring dims instead of dims of the two halves", False)
 
 

@@ -33,7 +33,8 @@ def _chosen(q_BTHK: Tensor, k_BSK: Tensor, weights_BTH: Tensor, count: int) -> T
         scores_BTHS = torch.einsum("bthk,bsk->bths", q_BTHK.float(), k_BSK.float()).relu() * width**-0.5
         scores_BTS = torch.einsum("bths,bth->bts", scores_BTHS, weights_BTH.float()) * n_heads**-0.5
         scores_BTS = scores_BTS.masked_fill(_later(n_queries, k_BSK.shape[1], k_BSK.device), float("-inf"))
-        return scores_BTS.topk(min(count, k_BSK.shape[1]), dim=-1).indices.int()
+        places_BTC: Tensor = scores_BTS.topk(min(count, k_BSK.shape[1]), dim=-1).indices.int()
+        return places_BTC
 
 
 def _scores(q_BTHK: Tensor, k_BSHK: Tensor, chosen_BTC: Tensor, scale: float) -> Tensor:

@@ -299,16 +299,16 @@ def _choose(tape: Tape, sizes: Sizes, leaves: BlockLeaves, x: Array, low: Array,
     assert part is not None
     assert spec.latent is not None
     H, K, own = part.n_heads, part.head_dim, "indexer."
-    beside = {"after": K - spec.rotary_size, "interleaved": part.interleaved}
+    after, pairs = K - spec.rotary_size, part.interleaved
     q = project(tape, sizes, leaves, f"{own}wq_b", low, spec.latent.q_rank, H * K)
-    q = rotate(tape, sizes, q, H, angles, **beside)
+    q = rotate(tape, sizes, q, H, angles, after=after, interleaved=pairs)
     k = project(tape, sizes, leaves, f"{own}wk", x, spec.d_model, K)
     w, b = (leaves[f"self_attn.indexer.k_norm.{name}"] for name in ("weight", "bias"))
     with tape.at("k_norm"):
         normed = layer_norm(tape, widened(tape, k), w, b, rows, K)
     k = op.cast(tape, normed, k.dtype)
     del normed
-    k = rotate(tape, sizes, k, 1, angles, **beside)
+    k = rotate(tape, sizes, k, 1, angles, after=after, interleaved=pairs)
     weights = project(tape, sizes, leaves, f"{own}weights_proj", x, spec.d_model, H)
     if sizes.cache is not None:
         (k,) = remember(tape, sizes, None, ((1, K),), (k,))

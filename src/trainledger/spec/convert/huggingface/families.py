@@ -214,7 +214,7 @@ def read_deepseek_v32(reading: Reading, groups: int = 8) -> None:
     _read_latent(reading)
     _read_groups(reading, groups)
     listed, dense = reading.config.get("mlp_layer_types"), reading.fields.get("feed_forward.n_dense_layers")
-    if listed is not None and reading.has("n_layers"):
+    if listed is not None and dense is not None and reading.has("n_layers"):
         wanted = ["dense"] * dense + ["sparse"] * (reading.fields["n_layers"] - dense)
         if listed != wanted:
             rule = f"must be dense in the first first_k_dense_replace = {dense} layers, then sparse in all"
