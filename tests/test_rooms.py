@@ -149,18 +149,18 @@ CEILINGS: dict[str, tuple[int, int, int]] = {
     "answers": (82, 11337, 1350),
     "catalog": (3, 251, 22),
     "cli": (15, 2047, 338),
-    "engine": (68, 10267, 1096),
+    "engine": (69, 10392, 1105),
     "forecast": (58, 10061, 890),
-    "ledger": (48, 7455, 552),
+    "ledger": (48, 7518, 552),
     "observe": (40, 5852, 628),
     "report": (13, 1717, 145),
-    "spec": (50, 8135, 449),
+    "spec": (50, 8196, 451),
     "tensors": (10, 1946, 108),
-    "trace": (51, 9229, 768),
+    "trace": (51, 9249, 769),
     "web": (28, 3935, 495),
 }
 # Of the whole: files, lines, ``fmt: skip``, short files with a single importer in their folder.
-MOST_FILES, MOST_LINES, MOST_SKIPS, MOST_LONE = 468, 101551, 150, 5
+MOST_FILES, MOST_LINES, MOST_SKIPS, MOST_LONE = 469, 101909, 150, 5
 
 
 @pytest.mark.parametrize("room", CEILINGS)
@@ -228,7 +228,7 @@ def lines_of(paths: Iterable[Path]) -> int:
     return sum(path.read_text(encoding="utf-8").count("\n") for path in paths)
 
 
-MOST_TEST_LINES = 73_551
+MOST_TEST_LINES = 73_709
 
 
 def test_tests_keep_below_their_ceiling() -> None:

@@ -200,9 +200,16 @@ def project(tape: Tape, sizes: Sizes, leaves: BlockLeaves, name: str, x: Array, 
 
 
 def rotate(
-    tape: Tape, sizes: Sizes, x: Array, heads: Int, angles: Angles, *, before: Int = 0, after: Int = 0,
+    tape: Tape,
+    sizes: Sizes,
+    x: Array,
+    heads: Int,
+    angles: Angles,
+    *,
+    before: Int = 0,
+    after: Int = 0,
     interleaved: bool | None = None,
-) -> Array:  # fmt: skip
+) -> Array:
     """Rotary positions: two products each for cosine and sine; the dims before and after them are copied along."""
     cos, sin = angles
     count = sizes.rows * heads
