@@ -151,7 +151,7 @@ CEILINGS: dict[str, tuple[int, int, int]] = {
     "cli": (15, 2047, 338),
     "engine": (69, 10392, 1105),
     "forecast": (58, 10061, 890),
-    "ledger": (48, 7518, 552),
+    "ledger": (48, 7525, 552),
     "observe": (40, 5852, 628),
     "report": (13, 1717, 145),
     "spec": (50, 8196, 451),
@@ -160,7 +160,7 @@ CEILINGS: dict[str, tuple[int, int, int]] = {
     "web": (28, 3935, 495),
 }
 # Of the whole: files, lines, ``fmt: skip``, short files with a single importer in their folder.
-MOST_FILES, MOST_LINES, MOST_SKIPS, MOST_LONE = 469, 101909, 150, 5
+MOST_FILES, MOST_LINES, MOST_SKIPS, MOST_LONE = 469, 101916, 150, 5
 
 
 @pytest.mark.parametrize("room", CEILINGS)
