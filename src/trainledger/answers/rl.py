@@ -8,7 +8,7 @@ from typing import Annotated, Any, Unpack
 
 from trainledger.answers.defaults import assumptions, size_of
 from trainledger.answers.load import Source, resolve
-from trainledger.answers.machine import kernels_of, machine_of
+from trainledger.answers.machine import device_of, kernels_of
 from trainledger.answers.pages.plain_data import plain, run_data
 from trainledger.answers.question import count, length, question, share, text
 from trainledger.answers.source import METHOD, OfCluster, also, by_field, with_cluster
@@ -103,9 +103,9 @@ def rl(
         )
     if named and "recipe.seq_len" not in given:
         trained = replace(trained, recipe=replace(trained.recipe, seq_len=prompt + longest))
-    machine = machine_of(trained)
-    if not isinstance(machine, Device):
-        rule = "is no device of the catalog, whose rates a served model needs"
+    machine = device_of(trained)
+    if machine is None:
+        rule = "was not measured yet (trainledger measure machine), and its memory is not known"
         raise InvalidInput([Problem("cluster.device", trained.cluster.device, rule, "h100-sxm")])
     rollout = Rollout(
         prompts=prompts, group=group, prompt=prompt, completion=completion, longest=longest, utilization=utilization,

@@ -16,7 +16,7 @@ from trainledger.forecast.predict.device_memory import memory_of_device
 from trainledger.forecast.predict.forecast import Forecast
 from trainledger.forecast.predict.predict import COMPUTED, forecast
 from trainledger.forecast.predict.roofline import NoRate
-from trainledger.ledger.entry import Amounts
+from trainledger.ledger.entry import ON_HOST, Amounts
 from trainledger.ledger.ranks import account_run
 from trainledger.ledger.step import forwards
 from trainledger.report.document import Answer
@@ -144,7 +144,7 @@ def post_training(run: Run, rollout: Rollout, machine: Device, *, backend: str) 
     step = forecast(account, machine)
     outside = memory_of_device(run, 0, machine).nbytes
     resident = dict((account.ranks[0].ledger if account.ranks else account.ledger).resident)
-    own = sum(resident.get(name, 0) for name in ("parameters", "frozen weights", "gradients", "optimizer state"))
+    own = sum(nbytes for name, nbytes in resident.items() if name not in ("batch", *ON_HOST))
     static = [("training states", own), ("CUDA context and libraries", outside)]
     shared = run.layout.shard_ranks * run.layout.tensor * run.layout.pipeline
     whole = nbytes_in(account.parameters.total, ENGINE_FORMAT)
@@ -152,6 +152,7 @@ def post_training(run: Run, rollout: Rollout, machine: Device, *, backend: str) 
         static.append(("reference", ceil_div(whole, shared)))
     if rollout.critic:
         static.append(("critic's states", own))
+    static.append(("answers and their log-probabilities", _answers_nbytes(run, rollout)))
     share = int(rollout.utilization * (machine.memory_nbytes or 0))
     engine = _engine(run, rollout, machine, share, outside, backend)
     cached = (share - outside - engine.weights.nbytes) // engine.token_nbytes
@@ -167,7 +168,7 @@ def post_training(run: Run, rollout: Rollout, machine: Device, *, backend: str) 
     taken = _forward_seconds(step)
     work = rollout.filled if rollout.packed else 1.0
     once = None if taken is None else taken * updates * work
-    kept = [] if rollout.devices else static[1:2] if rollout.parked else static
+    kept = [] if rollout.devices else [static[1], static[-1]] if rollout.parked else static
     on_engine = (*kept, awake)
     generated = _rollout_seconds(engine, rollout, machine, concurrent, engines, backend)
     phases = [
@@ -195,6 +196,14 @@ def post_training(run: Run, rollout: Rollout, machine: Device, *, backend: str) 
         usable_nbytes=machine.capacity_nbytes or 0,
         notes=tuple(_notes(run, rollout)),
     )  # fmt: skip
+
+
+def _answers_nbytes(run: Run, rollout: Rollout) -> int:
+    """Token ids (int64) of a data rank's prompts and answers, with a log-probability of each answer's token (fp32) of
+    the policy, and where they are of a reference and a critic."""
+    rows = ceil_div(rollout.sequences, run.layout.data_ranks)
+    kept = 4 * (1 + rollout.reference + rollout.critic) * rollout.longest
+    return int(rows * (8 * (rollout.prompt + rollout.longest) + kept))
 
 
 def _notes(run: Run, rollout: Rollout) -> list[str]:
