@@ -150,7 +150,7 @@ CEILINGS: dict[str, tuple[int, int, int]] = {
     "catalog": (3, 251, 22),
     "cli": (15, 2047, 338),
     "engine": (69, 10392, 1105),
-    "forecast": (58, 10061, 890),
+    "forecast": (58, 10066, 890),
     "ledger": (48, 7525, 552),
     "observe": (40, 5852, 628),
     "report": (13, 1717, 145),
@@ -160,7 +160,7 @@ CEILINGS: dict[str, tuple[int, int, int]] = {
     "web": (28, 3935, 495),
 }
 # Of the whole: files, lines, ``fmt: skip``, short files with a single importer in their folder.
-MOST_FILES, MOST_LINES, MOST_SKIPS, MOST_LONE = 469, 101916, 150, 5
+MOST_FILES, MOST_LINES, MOST_SKIPS, MOST_LONE = 469, 101925, 150, 5
 
 
 @pytest.mark.parametrize("room", CEILINGS)
@@ -228,7 +228,7 @@ def lines_of(paths: Iterable[Path]) -> int:
     return sum(path.read_text(encoding="utf-8").count("\n") for path in paths)
 
 
-MOST_TEST_LINES = 73_709
+MOST_TEST_LINES = 73_862
 
 
 def test_tests_keep_below_their_ceiling() -> None:
