@@ -12,6 +12,7 @@ from trainledger.answers.defaults import (
     FEWEST_STEPS,
     FIT,
     METHODS,
+    PLAN,
     SERVE,
     TUNED_TOKENS,
     default_batch,
@@ -89,10 +90,19 @@ def test_a_method_is_a_recipe_that_is_said_and_that_overrides_change() -> None:
         assert "recipe.lora.rank" not in run.origin.assumed
     spread = run_of_model("gpt2", {"method": "full", "cluster.count": 6, **H100})
     assert (spread.recipe.seq_len, spread.recipe.global_batch, spread.recipe.lora) == (1024, 18, None)
+    by_eight = run_of_model("gpt2", {"method": "full", "cluster.count": 6, "recipe.micro_batch": 8, **H100})
+    assert by_eight.recipe.global_batch == 48
     with pytest.raises(InvalidInput, match=r"must be one of full, lora, qlora, dpo.*; nearest that works: lora"):
         load("gpt2", method="loar")
     with pytest.raises(InvalidInput, match="is of a model that is named alone"):
         load(run, method="lora")
+
+
+@pytest.mark.parametrize("adapters", [{}, {"recipe.lora.rank": 16, "recipe.lora.base_format": "nf4"}])
+@pytest.mark.parametrize("purpose", [PLAN, SERVE])
+def test_the_batch_of_one_device_holds_the_micro_batch_that_is_given(adapters: dict[str, Any], purpose: str) -> None:
+    run = run_of_model("llama-2-70b", {"recipe.micro_batch": 4, **H100, **adapters}, purpose)
+    assert (run.recipe.micro_batch, run.recipe.global_batch) == (4, 4)
 
 
 @pytest.mark.parametrize("method", METHODS)

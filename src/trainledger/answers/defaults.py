@@ -75,15 +75,16 @@ def run_of_model(named: str | ModelSpec, overrides: Overrides, purpose: str = PL
     spread = purpose != SERVE and not small and (cluster.count > 1 or (auto and cluster.device != THIS_MACHINE))
     adapters = any(name.startswith("recipe.lora") for name in given)
     precision = _precision(cluster, adapters, sharded=cluster.count > 1 if small else spread)
-    recipe: dict[str, Any] = {"seq_len": longest, "global_batch": 1, "precision": precision}
+    micro_batch = size_of(given.get("recipe.micro_batch"))
+    recipe: dict[str, Any] = {"seq_len": longest, "global_batch": micro_batch, "precision": precision}
     if "recipe.tokens" not in given:
         recipe["steps"] = 1
     if spread:  # which every layout can divide, until the batch is chosen
-        recipe["global_batch"] = cluster.count * size_of(given.get("recipe.micro_batch"))
+        recipe["global_batch"] = cluster.count * micro_batch
     if purpose != SERVE:
         recipe["seq_len"] = min(recipe["seq_len"], TRAINED_LENGTH)
     if spread and not auto:  # the least that a layout of one's own takes; a search chooses
-        recipe["micro_batch"] = size_of(given.get("recipe.micro_batch"))
+        recipe["micro_batch"] = micro_batch
     if small:
         recipe |= {"micro_batch": 1, "global_batch": 2 * cluster.count}
     table = {"model": section, "recipe": recipe, "layout": layout}
@@ -115,7 +116,8 @@ def _with_method(overrides: Overrides, devices: int, longest: int) -> tuple[Over
         rule = f"must be one of {', '.join(METHODS)}; `trainledger rl` plans steps that generate text (grpo, ppo)"
         raise InvalidInput([Problem(METHOD, method, rule, nearest_text(method, METHODS))])
     preset = {f"recipe.{name}": value for name, value in METHODS[method].items()}
-    batch = round_up(preset["recipe.global_batch"], devices * preset["recipe.micro_batch"])
+    micro_batch = size_of(given.get("recipe.micro_batch", preset["recipe.micro_batch"]))
+    batch = round_up(preset["recipe.global_batch"], devices * micro_batch)
     preset |= {"recipe.global_batch": batch, "recipe.seq_len": min(preset["recipe.seq_len"], longest)}
     preset = {name: value for name, value in preset.items() if name not in given}
     if isinstance(overrides, Mapping):

@@ -193,7 +193,7 @@ def _adapters(run: Run) -> Iterator[Problem]:
     if spec.experts is not None:
         rule = "there are no adapters for experts (model.feed_forward): train all weights with recipe.lora = none"
         yield Problem("recipe.lora.rank", lora.rank, rule)
-    elif not any(is_target(layer, lora.targets) for layer in _linear_layers(spec)):
+    elif {*lora.targets} <= {*TARGETS} and not any(is_target(layer, lora.targets) for layer in _linear_layers(spec)):
         rule = f"names no linear layer of this model: {', '.join(name.split('.')[1] for name in _linear_layers(spec))}"
         yield Problem("recipe.lora.targets", list(lora.targets), rule, "linear")
     if spec.n_mtp_layers:
@@ -346,8 +346,9 @@ def _adapter_recipe(recipe: Recipe) -> Iterator[Problem]:
         return
     for target in recipe.lora.targets:
         if target not in TARGETS:
-            rule = f"must be of {', '.join(TARGETS)}"
-            yield Problem("recipe.lora.targets", target, rule, nearest_text(target, TARGETS))
+            rule, layer = f"must be of {', '.join(TARGETS)}", f"{target}_proj"
+            nearest = layer if layer in TARGETS else nearest_text(target, TARGETS)
+            yield Problem("recipe.lora.targets", target, rule, nearest)
     for name in recipe.lora.whole or ():
         if name not in WHOLE:
             yield Problem("recipe.lora.whole", name, f"must be of {', '.join(WHOLE)}", nearest_text(name, WHOLE))
