@@ -49,6 +49,9 @@ def read_trainer(
     if isinstance(attention, Mapping) and attention.keys() & {"softcap", "sinks"}:
         open_fields["attention"] = "math"  # as PyTorch's own fused attention does not compute them
     assumed = tuple(f"recipe.{name}" for name in open_fields if name not in own["recipe"])
+    if not given.keys() & {"cluster.device", "cluster.backend"}:  # which trains on no CPU
+        own["cluster"] = {"backend": "cuda"} | own["cluster"]
+        assumed += ("cluster.backend",)
     own["recipe"] = open_fields | own["recipe"]
     trainer_run = replace(trainer_run, assumed=(*assumed, *trainer_run.assumed))
     return {"model": model, **own}, replace(trainer_run, remarks=(*notes, *trainer_run.remarks))
@@ -60,7 +63,15 @@ def run_of_trainer(named: str, overrides: Overrides, launch: Launched | None = N
     if read is None:
         return None
     table, trainer_run = read
-    run = parsed(table, overrides, _source(named))
+    try:
+        run = parsed(table, overrides, _source(named))
+    except InvalidInput as error:
+        own = {field: key for field, key in trainer_run.said_by.items() if field not in by_field(overrides)}
+        problems = [
+            replace(problem, field=f"{own[problem.field]} ({problem.field})") if problem.field in own else problem
+            for problem in error.problems
+        ]
+        raise InvalidInput(problems, error.where) from None
     written = runfile.written(table, overrides)
     assumed = tuple(each for each in trainer_run.assumed if each not in by_field(overrides))
     origin = Origin(
@@ -83,6 +94,7 @@ def _preset(trainer_run: TrainerRun, where: str) -> tuple[str, tuple[str, ...]]:
     if not model:
         rule = f"is not named in a file of {trainer_run.program}: give a name of the catalog, or model.config="
         raise InvalidInput([Problem("the model", None, rule, "--set model.preset=llama-3-8b")], where)
+    key = trainer_run.said_by.get("run.model", "the model")
     before = _TRAINED_FURTHER.sub("", model)
     for name in (model, before):
         try:
@@ -91,4 +103,4 @@ def _preset(trainer_run: TrainerRun, where: str) -> tuple[str, tuple[str, ...]]:
             continue
         return known, () if name == model else (f"assuming the sizes of {known} for {model}",)
     rule = "is not in the catalog: give its config.json"
-    raise InvalidInput([Problem("the model", model, rule, "--set model.config=PATH/config.json")], where)
+    raise InvalidInput([Problem(key, model, rule, "--set model.config=PATH/config.json")], where)

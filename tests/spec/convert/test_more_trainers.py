@@ -10,6 +10,7 @@ import tomli_w
 import yaml
 
 from trainledger.answers.load import resolve
+from trainledger.answers.plan import plan
 from trainledger.cli.train import init
 from trainledger.ledger.model.parameters import parameters
 from trainledger.spec.convert.trainers import from_values, tables
@@ -477,7 +478,12 @@ def test_a_script_of_ms_swift(tmp_path: Path) -> None:
     ("script", "rule"),
     [
         (SWIFT.replace("NPROC_PER_NODE=$nproc_per_node", ""), "puts layers on them in turn"),
-        (SWIFT.replace("swift sft", "swift rlhf"), "the command of ms-swift: trains on preferences"),
+        (SWIFT.replace("swift sft", "swift rlhf --rlhf_type grpo"), "rlhf_type = 'grpo': generates text"),
+        (SWIFT.replace("swift sft", "megatron sft --fp8_format e4m3"), "fp8_format = 'e4m3': is not accounted for"),
+        (
+            SWIFT.replace("swift sft", "megatron sft --tensor_model_parallel_size 2 --expert_model_parallel_size 2"),
+            "expert_model_parallel_size = 2: is over tensor ranks too",
+        ),
         (SWIFT.replace("swift sft", "swift sft sft.yaml"), "names sft.yaml, which is no file here"),
         ("swift infer --model m", "trains nothing"),
     ],
@@ -485,6 +491,61 @@ def test_a_script_of_ms_swift(tmp_path: Path) -> None:
 def test_a_script_of_ms_swift_that_is_refused(tmp_path: Path, script: str, rule: str) -> None:
     with pytest.raises(InvalidInput, match=rule):
         resolve(written(tmp_path, script.replace("TYPE", "full"), "train.sh"))
+
+
+def test_preferences_and_megatron_of_ms_swift() -> None:
+    dpo = resolve("swift rlhf --rlhf_type dpo --model Qwen/Qwen2.5-7B-Instruct --beta 0.2 --tuner_type full")
+    assert told(dpo, "recipe.objective.kind", "recipe.objective.beta", "recipe.micro_batch") == ("dpo", 0.2, 2)
+    megatron = (
+        "megatron sft --model Qwen/Qwen3-30B-A3B-Base --pipeline_model_parallel_size 2 --expert_model_parallel_size 8 "
+        "--recompute_granularity full --max_length 8192 --sequence_parallel true --micro_batch_size 1 "
+        "--cross_entropy_loss_fusion true --moe_permute_fusion true --no_save_optim true"
+    )
+    run = resolve(megatron)
+    fields = (
+        "cluster.count",
+        "layout.shard",
+        "layout.zero",
+        "layout.expert",
+        "recipe.global_batch",
+        "recipe.framework",
+    )
+    assert told(run, *fields) == (16, 8, 1, 8, 16, "megatron-core")
+    fields = ("recipe.precision.master_weights", "recipe.precision.gradient_dtype", "recipe.loss.kind")
+    assert told(run, *fields) == (True, "fp32", "compiled")
+    adapters = resolve(f"{megatron.replace('30B-A3B-Base', '8B').partition('--pipeline')[0]} --tuner_type lora")
+    assert told(adapters, "recipe.lora.rank", "recipe.framework") == (8, "torch")
+    assert not any("not understood" in note for run in (dpo, run, adapters) for note in run.origin.notes)
+
+
+@pytest.mark.parametrize("scale", [16, 32, 64, 128, 256, 512, 1024])
+def test_the_scale_of_maxtext_is_billions_of_parameters(tmp_path: Path, scale: int) -> None:
+    """Its scripts are named by them: 16b.sh to 1024b.sh of configs/tpu."""
+    model = resolve(written(tmp_path, MAXTEXT | {"global_parameter_scale": scale})).model
+    assert parameters(model).total / 1e9 == pytest.approx(scale, rel=0.03)
+
+
+def test_a_file_without_a_device_is_of_an_accelerator(tmp_path: Path) -> None:
+    file = written(tmp_path, TRL | {"attn_implementation": "flash_attention_2", "dataset_name": "a/b"})
+    run = resolve(file)
+    assert told(run, "cluster.device", "cluster.backend", "recipe.attention") == ("this-machine", "cuda", "flash")
+    assert "cluster.backend" in run.origin.assumed
+    assert plan(run).ledger.entries and resolve(file, {"cluster.backend": "cpu"}).cluster.backend == "cpu"
+    with pytest.raises(InvalidInput, match="is a kernel of accelerators"):
+        plan(file, {"cluster.backend": "cpu"})
+
+
+def test_what_a_run_cannot_have_is_said_of_the_files_key(tmp_path: Path) -> None:
+    file = written(tmp_path, TRL | {"max_length": 10**6, "use_peft": True, "lora_target_modules": ["query_key_value"]})
+    with pytest.raises(InvalidInput) as refused:
+        resolve(file)
+    fields = [problem.field for problem in refused.value.problems]
+    assert "lora_target_modules (recipe.lora.targets)" in fields
+    with pytest.raises(InvalidInput) as refused:
+        resolve(file, {"recipe.lora.targets": ["other"]})
+    assert "recipe.lora.targets" in [problem.field for problem in refused.value.problems]
+    with pytest.raises(InvalidInput, match="model_name_or_path = 'org/unknown': is not in the catalog"):
+        resolve(written(tmp_path, TRL | {"model_name_or_path": "org/unknown"}))
 
 
 def test_a_script_is_read_and_not_run(tmp_path: Path) -> None:
@@ -603,6 +664,7 @@ def test_init_writes_the_same_run(tmp_path: Path) -> None:
         (TRL | {"deepspeed": "ds_z2_offload_config.json"}, "optimizer"),
         (TRL | {"deepspeed": "ds_z3_offload_config.json"}, "parameters"),
         (TRL | {"deepspeed": "ds_z3_config.json"}, None),
+        ({"base_model": "gpt2", "sequence_len": 512, "fsdp": ["full_shard", "offload"]}, "parameters"),
     ],
 )
 def test_states_on_the_host_are_read(values: dict[str, Any], offload: str | None) -> None:

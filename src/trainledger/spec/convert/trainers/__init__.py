@@ -17,6 +17,11 @@ from trainledger.spec.problem import InvalidInput, Problem
 from trainledger.spec.recipe import SCHEDULES
 from trainledger.spec.units import ceil_div
 
+# The place of a size's factor in ``run.times``: of heads and the MLP, of the hidden size, of layers.
+_WIDENED = {"n_heads": 0, "n_kv_heads": 0, "d_ff": 0, "expert_d_ff": 0, "d_model": 1, "n_layers": 2}
+
+_OF_RECIPE = ("lora", "optimizer", "schedule", "precision", "objective")  # sections of ours that are parts of one
+
 __all__ = ["TrainerRun", "from_launch", "from_values", "tables", "values_of"]
 
 
@@ -25,6 +30,7 @@ class TrainerRun:
     """A run of a program: the sections of a run file, the model's name, and sentences on the rest.
 
     The model is empty where the file names none; the ``[model]`` section is there where the file has its sizes.
+    ``said_by`` has the file's keys by the fields of a run that they mean, and by ``run.model``.
     """
 
     program: str
@@ -32,6 +38,7 @@ class TrainerRun:
     table: dict[str, dict[str, Any]]
     assumed: tuple[str, ...]
     remarks: tuple[str, ...]
+    said_by: Mapping[str, str]
 
 
 def values_of(named: str) -> Launched | None:
@@ -69,7 +76,12 @@ def from_values(
     assumed = [path for path in meanings if path.startswith("recipe.") and path.partition(".")[2] in table["recipe"]]
     assumed += ["recipe.steps"] * read.epochs + ["cluster.count"] * (devices is None and not read.devices_said)
     return TrainerRun(
-        program, model, {"model": sizes} | table if sizes else table, tuple(assumed), tuple(read.remarks())
+        program,
+        model,
+        {"model": sizes} | table if sizes else table,
+        tuple(assumed),
+        tuple(read.remarks()),
+        {f"recipe.{path}" if path.partition(".")[0] in _OF_RECIPE else path: key for path, key in read.said_by.items()},
     )
 
 
@@ -77,6 +89,13 @@ def _model(read: Reading) -> tuple[str, dict[str, Any]]:
     """The model's name, and its sizes where the file or the program's own list of models has them."""
     words = [read.said.pop(path) for path in ("run.model", "run.flavor") if path in read.said]
     known, name = read.table["models"], " ".join(map(str, words))
+    if times := read.said.get("run.times"):
+        widened = (
+            (path, _WIDENED[path.rpartition(".")[2]])
+            for path in read.group("model")
+            if path.rpartition(".")[2] in _WIDENED
+        )
+        read.said |= {f"model.{path}": read.said[f"model.{path}"] * times[place] for path, place in widened}
     if not all(isinstance(word, str) for word in words):
         read.refuse(read.key_of("run.model"), str(words[0]), "must name a model")
     last, sizes = name.rpartition("/")[2], _nested(read.group("model"))
@@ -113,6 +132,7 @@ def _layout(read: Reading, devices: int | None) -> tuple[dict[str, Any], int, in
         axis: read.count(f"layout.{axis}") for axis in ("tensor", "context", "pipeline", "expert", "shard", "replicate")
     }
     shard, replicate = sizes.pop("shard"), sizes.pop("replicate")
+    zero = said.get("run.zero")
     replica, fewest = sizes["tensor"] * sizes["context"] * sizes["pipeline"], shard * replicate
     known = {path for path in ("run.devices", "run.per_node", "run.nodes") if path in said}
     read.devices_said = bool(known)
@@ -120,8 +140,9 @@ def _layout(read: Reading, devices: int | None) -> tuple[dict[str, Any], int, in
         devices = read.count("run.devices") if "run.devices" in known else read.count("run.per_node")
         devices *= 1 if "run.devices" in known else read.count("run.nodes")
     whole, micro, times = (said.get(path) for path in ("recipe.global_batch", "recipe.micro_batch", "run.accumulation"))
-    if said.get("run.of_shards"):
-        fewest = max(fewest, sizes["expert"] // sizes["context"])
+    fewest = max(fewest, sizes["expert"] // sizes["context"])
+    if said.get("recipe.offload") == "parameters" and (zero == 3 or said.get("run.sharded")):
+        fewest = max(fewest, 2)  # pieces of weights are offloaded, which one device has not
     if type(whole) is int and type(micro) is int and type(times) is int and micro * times > 0:
         fewest = max(fewest, whole // (micro * times))
     count = devices or replica * fewest
@@ -129,7 +150,6 @@ def _layout(read: Reading, devices: int | None) -> tuple[dict[str, Any], int, in
         rule = f"must be a multiple of the {size} devices that the file's sizes take"
         read.refuse("cluster.count", count, rule, ceil_div(count, size) * size)
     data = max(1, count // replica)
-    zero = said.get("run.zero")
     if zero is not None and zero not in (0, 1, 2, 3):
         read.refuse(read.key_of("run.zero"), zero, "must be a stage of 0 to 3", 3)
     read.sharded = zero is None and bool(shards or said.get("run.sharded"))
@@ -199,6 +219,16 @@ def _recipe(read: Reading, layout: Mapping[str, Any], data_ranks: int) -> dict[s
     if (chunks := said.get("run.chunks")) and "tensor" not in layout:
         loss = "chunked" if section["precision"]["kind"].endswith("-sharded") else "fused"
         section["loss"] = {"kind": loss, "chunks": chunks}
+    if said.get("run.inputs_on_host"):
+        if section.get("activation_checkpointing") == "full":
+            section["activation_checkpointing"] = {"kind": "full", "inputs": "host"}
+        else:
+            key = next(key for key in ("activation_offloading", "use_unsloth_gc") if key in read.table["words"])
+            read.refuse(
+                key,
+                True,
+                "moves all saved activations to host memory, which is accounted for with gradient checkpointing alone",
+            )
     if said.get("run.selective") and (every := said.get("run.every")):
         section["activation_checkpointing"] = {"kind": "full", "every": every}
     schedule = {"kind": "cosine"} | read.group("schedule")

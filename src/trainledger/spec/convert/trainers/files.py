@@ -60,6 +60,7 @@ def values_of(named: str, tables: Mapping[str, Mapping[str, Any]]) -> Launched |
 
 def map_in(named: str, where: str = "") -> Mapping[Any, Any] | str | None:
     """The map in a file, from here or from the folder of the file that names it; what is wrong with it, or None."""
+    named = named.replace("$PWD/", "").replace("${PWD}/", "")
     path = next((path for folder in (Path(), Path(where).parent) if os.path.isfile(path := folder / named)), None)
     if path is None:
         return None
@@ -171,6 +172,7 @@ def _flags(words: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
 
 
 def _scalar(word: str) -> Any:
+    word = word[1:-1] if len(word) > 1 and word[0] == word[-1] and word[0] in "'\"" else word
     if word.lower() in _PLAIN:
         return _PLAIN[word.lower()]
     if word.startswith(("{", "[")):

@@ -81,6 +81,7 @@ class Reading:
         self.problems: list[Problem] = []
         self.notes: list[str] = []
         self.strangers: list[str] = []
+        self.said_by: dict[str, str] = {}  # the key of the file by its meaning
         self.sharded = self.devices_said = False  # until the layout is made
         for key in self.table["opened"]:
             if isinstance(values.get(key), str) and isinstance(found := map_in(values[key], where), Mapping):
@@ -115,8 +116,10 @@ class Reading:
         before, silent = dict(self.said), re.compile("|".join(self.table["silent"]) or "(?!)")
         order = {key: place for place, key in enumerate(self.table["words"])}
         for key, value in sorted(given.items(), key=lambda item: order.get(item[0], -1)):
+            earlier = dict(self.said)
             if not (self._read(key, value) or silent.fullmatch(key)):
                 self._stranger(key, value)
+            self.said_by |= {path: key for path, said in self.said.items() if earlier.get(path) != said}
         return (path for path in self.said if path not in before or self.said[path] != before[path])
 
     def _read(self, key: str, value: Any) -> bool:
