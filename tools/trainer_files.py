@@ -2,8 +2,8 @@
 
     python tools/trainer_files.py SNAPSHOTS [PROGRAM] [--each]
 
-SNAPSHOTS is a folder with a git directory ``OWNER+NAME`` (or ``OWNER+NAME/repo``) of each repository of `SOURCES`. Writes
-``docs/tables/trainer_files.csv``: files by program, outcome and deciding key. ``--each`` prints each file in its place.
+SNAPSHOTS is a folder with a git directory ``OWNER+NAME`` (or ``OWNER+NAME/repo``) of each repository of `SOURCES`.
+Writes ``docs/tables/trainer_files.csv``: files by program, outcome and deciding key. ``--each`` prints files alone.
 """
 
 from __future__ import annotations
@@ -31,18 +31,17 @@ HEADER = ("program", "repository", "revision", "outcome", "deciding key", "files
 
 
 class Source(NamedTuple):
-    """Files of a repository's revision, by a pattern of their paths, which are launched from a folder of it."""
+    """Files of a repository's revision by a pattern of their paths."""
 
     program: str
     repository: str
     paths: str
     revision: str = "HEAD"
-    folder: str = "."
 
 
 SOURCES = (
     Source("axolotl", "axolotl-ai-cloud/axolotl", r"examples/.*\.ya?ml"),
-    Source("LLaMA-Factory", "hiyouga/LLaMA-Factory", r"examples/(train|extras|megatron|ascend|v1|ktransformers/train)\w*/.*\.ya?ml"),
+    Source("LLaMA-Factory", "hiyouga/LLaMA-Factory", r"examples/(train|extras|meg|ascend|v1|kt\w*/train)\w*/.*\.ya?ml"),
     Source("ms-swift", "modelscope/ms-swift", r"examples/(train|models|megatron|yaml|ascend)/.*\.(sh|ya?ml)"),
     Source("torchtitan", "pytorch/torchtitan", r"torchtitan/.*\.toml", "v0.2.2"),
     Source("torchtitan", "pytorch/torchtitan", r"torchtitan/.*\.toml", "v0.1.0"),
@@ -54,6 +53,9 @@ SOURCES = (
     Source("litgpt", "Lightning-AI/litgpt", r"config_hub/.*\.yaml"),
     Source("nanoGPT", "karpathy/nanoGPT", r"config/train_.*\.py|config/finetune_.*\.py"),
 )  # fmt: skip
+TRAINS = re.compile(
+    r"(trainers?|maxtext)[\w./]*[./](\w+_)?train\b|(swift|megatron) (sft|pt|rlhf)|model_name|base_model"
+)
 OTHER_SENSES = re.compile(
     r"vision|[-_/]vl[-_./]|\d-?vl|vlm|multimodal|mm[-_]|omni|pixtral|llava|audio|voxtral|flux|internvl|ovis|ocr|"
     r"smolvlm|tts|asr|moss.?v|minicpmv|keye|paddle|glm-?4\.?\d?v|/app/|mllama|gemma-?3n",
@@ -102,9 +104,7 @@ def _extracted(source: Source, snapshots: Path, folder: Path) -> Iterator[str]:
     """The paths of the files, after all files that they may name are written below a folder."""
     listing = _git(source, snapshots, "ls-tree", "-r", "--name-only", source.revision).decode().splitlines()
     for path in listing:
-        if re.search(r"\.(ya?ml|toml|json|sh|py)$", path) and re.match(
-            r"(src|examples|config|torch|train|recipes|scripts|tests|swift)", path
-        ):
+        if re.search(r"\.(ya?ml|toml|json|sh)$|^config/.*\.py$", path) and not path.startswith("."):
             try:
                 content = _git(source, snapshots, "show", f"{source.revision}:{path}")
             except subprocess.CalledProcessError:  # which the snapshot lists and leaves out
@@ -123,7 +123,7 @@ def outcome_of(name: str, folder: Path) -> tuple[str, str, str]:
         text = Path(name).read_text(encoding="utf-8", errors="replace")
         if OTHER_SENSES.search(name) or OTHER_SENSES.search(_model_in(launch, text)):
             return "no text model", "", ""
-        if launch is None and not re.search(r"train|sft|pt\b", text):
+        if launch is None and not TRAINS.search(text):
             return "no training", "", ""
         if launch is not None and (silent := silent_keys(launch)):
             return "silent", silent[0], " ".join(silent)
@@ -136,7 +136,7 @@ def outcome_of(name: str, folder: Path) -> tuple[str, str, str]:
     except InvalidInput as error:
         problem = error.problems[0]
         return "refused", problem.field, f"{problem.value}: {problem.rule}" + f" (+{len(error.problems) - 1})"
-    except Exception:  # noqa: BLE001
+    except Exception:
         return "traceback", "", traceback.format_exc().splitlines()[-1]
     finally:
         os.chdir(here)
@@ -145,15 +145,7 @@ def outcome_of(name: str, folder: Path) -> tuple[str, str, str]:
 def _model_in(launch: Launched | None, text: str) -> str:
     if launch is None:
         return text if len(text) < 3000 else ""
-    names = (
-        "base_model",
-        "model_name_or_path",
-        "model",
-        "model_name",
-        "processor_type",
-        "model_id_or_path",
-        "model.name",
-    )
+    names = ("base_model", "model_name_or_path", "model", "model_name", "processor_type", "model_id_or_path")
     return " ".join(str(launch.values.get(name, "")) for name in names)
 
 

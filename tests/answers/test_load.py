@@ -11,7 +11,7 @@ import pytest
 
 import trainledger as tl
 from trainledger.answers.budgets.target import Target, ledger_of_run
-from trainledger.answers.load import resolve
+from trainledger.answers.load import names_model, resolve
 from trainledger.answers.machine import kernels_of
 from trainledger.cli import main
 from trainledger.spec.calibration import Calibration, KernelTime, write_calibration
@@ -174,3 +174,23 @@ def test_a_model_without_its_section_is_answered_with_the_preset() -> None:
     assert problem.rule.endswith("of which preset names a model of the catalog")
     assert problem.nearest == '[model] preset = "gpt2"'
     assert tl.load({"model": {"preset": "gpt2"}, "recipe": recipe}).model.name == "gpt2"
+
+
+def test_a_model_alone_is_told_from_a_run(tmp_path: Path) -> None:
+    config, run, file = (tmp_path / name for name in ("config.json", "run.toml", "run.yml"))
+    config.write_text(json.dumps(CONFIG))
+    run.write_text("")
+    file.write_text("base_model: gpt2\nsequence_len: 512\n")
+    models = ("gpt2", "meta-llama/Llama-3.1-8B", str(config), config, tl.model("gpt2"))
+    assert all(names_model(source) for source in models)
+    runs = (str(run), file, "swift sft --model gpt2", "pretrain.sh", "mine.py", {"model": {"preset": "gpt2"}})
+    assert not any(names_model(source) for source in runs)
+
+
+def test_rl_of_a_config_is_of_a_model_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps(CONFIG | {"max_position_embeddings": 4096}))
+    answer = tl.rl(str(config), DEVICE, prompts=2, group=2)
+    assert (answer.run.recipe.global_batch, answer.run.recipe.seq_len) == (4, 1536)
+    assert main(["rl", "gpt2", "--device", "h100-sxm", "--prompt", "128", "--completion", "128"]) == 0
+    assert "--method" not in capsys.readouterr().err

@@ -586,6 +586,7 @@ def junk_tables(draw):
 @given(junk_tables() | JUNK, st.lists(st.text(), max_size=2))
 @example({"model": None}, ["="])
 @example([], ["model.="])
+@example({"model": "\n"}, [])
 @example({"model": {"name": float("nan")}}, ["model.name=\n=\n"])
 def test_junk_is_a_run_or_sentences_and_never_another_error(source, overrides):
     run, problems = attempt(parse, source, overrides)

@@ -15,6 +15,7 @@ from trainledger.answers.source import (
     OfCluster,
     by_field,
     config_notes,
+    is_code,
     is_run_file,
     listed,
     parsed,
@@ -23,6 +24,7 @@ from trainledger.answers.source import (
 )
 from trainledger.answers.trainers import run_of_trainer
 from trainledger.spec import runfile
+from trainledger.spec.convert.trainers import values_of
 from trainledger.spec.model import ModelSpec
 from trainledger.spec.parts import explicit
 from trainledger.spec.problem import InvalidInput, Problem
@@ -108,6 +110,14 @@ def resolve(
     if type(source).__name__ == "Ledger":
         rule += "; trainledger.on_device says what the step of a ledger takes"
     raise InvalidInput([Problem("run", None, rule)])
+
+
+def names_model(source: Source) -> bool:
+    """A model is given alone, whose recipe `resolve` assumes."""
+    if isinstance(source, str | os.PathLike):
+        named = os.fsdecode(source)
+        return values_of(named) is None and not (has_arguments(named) or is_code(named) or is_run_file(named))
+    return isinstance(source, ModelSpec)
 
 
 def load_file(

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Annotated, Any, Unpack
 
 from trainledger.answers.defaults import assumptions, size_of
-from trainledger.answers.load import Source, resolve
+from trainledger.answers.load import Source, names_model, resolve
 from trainledger.answers.machine import device_of, kernels_of
 from trainledger.answers.pages.plain_data import plain, run_data
 from trainledger.answers.question import count, length, question, share, text
@@ -80,8 +80,7 @@ def rl(
     overrides = with_cluster(overrides, **cluster)
     given = by_field(overrides)
     alone = False
-    named = isinstance(run, str) and not run.endswith((".toml", ".sh", ".yml", ".yaml", ".json"))
-    if named:
+    if named := names_model(run):
         preset: dict[str, Any] = {
             METHOD: "full",
             "layout.shard": size_of(given.get("cluster.count")),
@@ -93,6 +92,8 @@ def rl(
             preset.pop("layout.shard", None)
         overrides, alone = also(overrides, preset), "layout.shard" in preset
     trained = resolve(run, overrides)
+    if named and METHOD not in given:
+        trained = replace(trained, origin=replace(trained.origin, method=""))
     most = trained.model.max_seq_len
     if longest is None:
         longest = max(completion, min(_LONGEST, most - prompt))

@@ -22,17 +22,12 @@ from trainledger.spec.run import Origin, Run
 _TRAINED_FURTHER = re.compile(r"-(instruct|it|chat|base)(-\d{4})?(?=-hf$|$)", re.IGNORECASE)
 
 
-def read_trainer(
-    named: str, overrides: Overrides, launch: Launched | None = None
-) -> tuple[dict[str, Any], TrainerRun] | None:
-    """The sections of a run and what else the file says; None for any other text. Raises `InvalidInput`.
+def read_trainer(named: str, overrides: Overrides, launch: Launched) -> tuple[dict[str, Any], TrainerRun]:
+    """The sections of a run and what else a file's values say (`values_of`). Raises `InvalidInput`.
 
-    ``launch`` has other values in place of the file's. The model is that of the overrides, else of the file, or of the
+    The model is that of the overrides, else of the file, or of the
     catalog by its name or hub id. A file without a length of sequences has that which a model alone is planned with.
     """
-    launch = launch or values_of(named)
-    if launch is None:
-        return None
     given, where = by_field(overrides), _source(named)
     trainer_run = from_launch(launch, devices=given_count(given.get("cluster.count")), where=where)
     own = {name: section for name, section in trainer_run.table.items() if name != "model"}
@@ -57,12 +52,15 @@ def read_trainer(
     return {"model": model, **own}, replace(trainer_run, remarks=(*notes, *trainer_run.remarks))
 
 
-def run_of_trainer(named: str, overrides: Overrides, launch: Launched | None = None) -> Run | None:
+def run_of_trainer(named: str, overrides: Overrides) -> Run | None:
     """The run of a file after overrides, its notes what was assumed and not understood; None for any other file."""
-    read = read_trainer(named, overrides, launch)
-    if read is None:
-        return None
-    table, trainer_run = read
+    launch = values_of(named)
+    return None if launch is None else run_of_launch(named, overrides, launch)
+
+
+def run_of_launch(named: str, overrides: Overrides, launch: Launched) -> Run:
+    """As `run_of_trainer`, of values that were read before, or of others in place of the file's."""
+    table, trainer_run = read_trainer(named, overrides, launch)
     try:
         run = parsed(table, overrides, _source(named))
     except InvalidInput as error:

@@ -18,7 +18,7 @@ from trainledger.answers.pages.interval import fits
 from trainledger.answers.pages.plain_data import named, run_data
 from trainledger.answers.plan import planned
 from trainledger.answers.question import output
-from trainledger.answers.trainers import run_of_trainer
+from trainledger.answers.trainers import run_of_launch
 from trainledger.report.document import Code, Section, section
 from trainledger.spec import runfile
 from trainledger.spec.convert.megatron.arguments import tables as megatron_tables
@@ -76,9 +76,7 @@ class Words:
         values = dict(self.launch.values)
         for key, value in edits.items():
             _put(values, key, value)
-        run = run_of_trainer(self.named, self.overrides, Launched(values, self.launch.program, self.launch.refused))
-        assert run is not None
-        return run
+        return run_of_launch(self.named, self.overrides, Launched(values, self.launch.program, self.launch.refused))
 
     @cached_property
     def own(self) -> Run:

@@ -16,14 +16,14 @@ from trainledger import catalog
 from trainledger.answers.fast_precision import fast_precision
 from trainledger.answers.load import load, load_file
 from trainledger.answers.machine import machine_of
-from trainledger.answers.megatron import read_megatron, run_of_arguments
+from trainledger.answers.megatron import arguments_of, read_megatron, run_of_arguments
 from trainledger.answers.pages.heading import read_as
 from trainledger.answers.pages.reconciliation import page as reconciliation_page
 from trainledger.answers.pages.reconciliation import write_html
 from trainledger.answers.pages.record import read_run
 from trainledger.answers.plan import plan
 from trainledger.answers.question import count, output, question, text
-from trainledger.answers.trainers import read_trainer, run_of_trainer
+from trainledger.answers.trainers import read_trainer, run_of_launch
 from trainledger.cli.arguments import DISK_FULL, FAILED, WRONG_INPUT, Outcome, RunFile
 from trainledger.cli.asking import lines, say, while_searching
 from trainledger.cli.measure import measure_and_keep
@@ -33,6 +33,7 @@ from trainledger.engine.remarks import unheard
 from trainledger.forecast.predict.roofline import NoRate, mfu, step_peak
 from trainledger.report import terminal
 from trainledger.report.document import Document
+from trainledger.spec.convert.trainers import values_of
 from trainledger.spec.durable import is_full
 from trainledger.spec.plain import not_written
 from trainledger.spec.problem import InvalidInput, Problem
@@ -87,9 +88,14 @@ def init(
     """Write a commented run file: what differs from the defaults, or with --all every field and its default."""
     if source is not None:
         given = {} if count is None else {"cluster.count": count}
-        trainer = read_trainer(source, given)
-        table, found = trainer or ((read := read_megatron(source, count)).table, read)
-        remarks, planned = found.remarks, run_of_trainer(source, given) or run_of_arguments(source, given)
+        if (launch := values_of(source)) is not None:  # a file is read once, whatever comes of it
+            table, found = read_trainer(source, given, launch)
+            planned = run_of_launch(source, given, launch)
+            remarks = found.remarks
+        else:
+            arguments = arguments_of(source)
+            read = read_megatron(source, count, arguments=arguments)
+            table, remarks, planned = read.table, read.remarks, run_of_arguments(source, given, arguments)
         _write_new(path, commented(table, every=all), force=force)
         said = [f"wrote {path}; next: trainledger plan {path} --device h100-sxm"]
         said += [*read_as(planned, by_file=count is None), *remarks]

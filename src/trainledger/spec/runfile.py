@@ -244,7 +244,10 @@ def _sections(table: object, problems: list[Problem]) -> dict[str, dict[str, Any
             if name == "layout":
                 rule, near = rule + ', or the text "auto"', AUTO
             elif name == "model" and isinstance(content, str):
-                rule, near = rule + ", of which preset names a model of the catalog", f'[model] preset = "{content}"'
+                rule, near = (
+                    rule + ", of which preset names a model of the catalog",
+                    f'[model] preset = "{content if content.isprintable() else "NAME"}"',
+                )
                 sections[name] = {"preset": content}
             problems.append(Problem(name, content, rule, near))
     if unknown > MOST_UNKNOWN:
