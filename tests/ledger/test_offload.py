@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import ceil, log2
 from typing import Any
 
 import pytest
@@ -112,6 +113,19 @@ def test_a_plan_says_what_a_host_holds_and_whether_it_fits() -> None:
     assert small.host.fits is False
     assert "host" in str(tl.plan(run_of(None), {"cluster.host_memory_nbytes": "1GB"}).host).lower()
     assert tl.plan(run_of(None)).host is None
+
+
+# DeepSpeed pins one flat buffer each of fp32 weights, fp32 gradients and 16-bit weights; moments are not pinned.
+@pytest.mark.parametrize("layout", [{}, {"shard": 2, "zero": 2}])
+@pytest.mark.parametrize("precision", ["fp32", {"kind": "bf16", "master_weights": True}])
+def test_flat_buffers_of_an_optimizer_on_the_host_are_rounded_up(layout: dict[str, Any], precision: Any) -> None:
+    plan = tl.plan(run_of("optimizer", layout, precision=precision))
+    assert plan.host is not None
+    n = plan.ranks[0].plan.owned.elements() if plan.ranks else plan.ledger.parameters
+    low = [2 * n] if plan.run.recipe.precision.gradients == "bf16" else []
+    pinned = [4 * n, 4 * n, *low]
+    assert dict(plan.host.parts)["rounding of pinned memory"] == sum(2 ** ceil(log2(each)) - each for each in pinned)
+    assert plan.host.loading == plan.host.processes * plan.host.model
 
 
 def test_a_host_updates_in_proportion_to_its_processes() -> None:

@@ -371,7 +371,11 @@ def _data(plan: Plan, resemblances: tuple[Resemblance, ...]) -> dict[str, Any]:
         "device_memory": memory_data(plan.device_memory),
         "nearest_published": published.data(resemblances),
         **({"padding": plain(plan.padding, more={type(plan.padding): ("waste",)})} if plan.padding else {}),
-        **({"host_memory": plain(plan.host, more={type(plan.host): ("process", "node", "fits")})} if plan.host else {}),
+        **(
+            {"host_memory": plain(plan.host, more={type(plan.host): ("process", "node", "loading", "fits")})}
+            if plan.host
+            else {}
+        ),
         **({"ranks": [_rank_data(rank) for rank in plan.ranks]} if plan.ranks else {}),
     }
 

@@ -9,6 +9,9 @@ from trainledger.ledger.parallel.rank_plan import RankPlan
 from trainledger.ledger.ranks import RunAccount
 from trainledger.spec.dtypes import nbytes_in
 from trainledger.spec.frozen import frozen
+from trainledger.spec.precision import Precision
+
+_ROUNDING = "rounding of pinned memory"
 
 
 @frozen
@@ -62,7 +65,10 @@ def host_memory(account: RunAccount, devices_per_node: int) -> HostMemory | None
         kept = "saved activations" if run.recipe.activation_checkpointing.kind == "offload" else "temporaries"
         parts[kept] = parts.pop(HOST)
     if run.recipe.offload == "parameters" and account.ranks:
-        parts["rounding of pinned memory"] = _rounding(account.ranks[0].plan)
+        parts[_ROUNDING] = _rounding(account.ranks[0].plan)
+    if run.recipe.offload == "optimizer":
+        owned = int(account.ranks[0].plan.owned.trained().elements) if account.ranks else account.ledger.parameters
+        parts[_ROUNDING] = sum(map(_rounded_up, _flat_buffers(owned, run.recipe.precision)))
     state = in_any_memory(ledgers[0].resident)
     staged = state.get("parameters", 0) + state.get("optimizer state", 0)
     return HostMemory(
@@ -82,5 +88,19 @@ def _rounding(plan: RankPlan) -> int:
         for leaf in pattern:
             sizes = [nbytes_in(plan.piece(part), dtype) for part, dtype, _ in formats(leaf, plan.run.recipe)]
             sizes += [nbytes_in(plan.piece(leaf), gradients)] if leaf.trained else []
-            more += count * sum((1 << (nbytes - 1).bit_length()) - nbytes for nbytes in sizes if nbytes)
+            more += count * sum(map(_rounded_up, sizes))
     return more
+
+
+# DeepSpeed 02aa38c3, zero/stage_1_and_2.py, with pin_memory = true (as in the files of LLaMA-Factory and Transformers):
+# a flat buffer of fp32 weights and one of fp32 gradients; of a model in 16 bits also one in 16 bits. Moments are not
+# pinned.
+def _flat_buffers(elements: int, precision: Precision) -> list[int]:
+    """Bytes of what an optimizer on the host pins of so many elements."""
+    whole, low = 4 * elements, nbytes_in(elements, precision.gradients)
+    return [whole, whole, *([low] if low < whole else ())]
+
+
+def _rounded_up(nbytes: int) -> int:
+    """What pinned memory of so many bytes takes more."""
+    return (1 << (nbytes - 1).bit_length()) - nbytes if nbytes else 0
