@@ -20,7 +20,7 @@ from trainledger.answers.pages.device_memory import (
 )
 from trainledger.answers.pages.heading import found_layout_section, model_line, of_run, run_line, unfused_update
 from trainledger.answers.pages.interval import between, fits, rests_on, room
-from trainledger.answers.pages.plain_data import plain, run_data
+from trainledger.answers.pages.plain_data import plain, rank_data, run_data
 from trainledger.answers.pages.plan_figures import large_bars, rules_table
 from trainledger.answers.question import Progress, question, silent, text
 from trainledger.answers.source import OfCluster, with_cluster
@@ -30,7 +30,7 @@ from trainledger.forecast.plan.published import Resemblance, nearest
 from trainledger.forecast.predict.forecast import Bar, Forecast
 from trainledger.forecast.predict.predict import ALONE
 from trainledger.ledger.model.parameters import parameters
-from trainledger.ledger.ranks import RankAccount, account_run
+from trainledger.ledger.ranks import account_run
 from trainledger.report.chart import Chart
 from trainledger.report.document import Bars, Code, Document, Facts, notes, section, sections
 from trainledger.report.table import pasted, sentence
@@ -376,26 +376,8 @@ def _data(plan: Plan, resemblances: tuple[Resemblance, ...]) -> dict[str, Any]:
             if plan.host
             else {}
         ),
-        **({"ranks": [_rank_data(rank) for rank in plan.ranks]} if plan.ranks else {}),
+        **({"ranks": [rank_data(rank) for rank in plan.ranks]} if plan.ranks else {}),
     }
-
-
-def _rank_data(rank: RankAccount) -> dict[str, Any]:
-    """A rank in figures: its place, its memory, its FLOPs, and the bytes of its collectives by axis and kind."""
-    peak = rank.ledger.peak()
-    sent: dict[str, int] = {}
-    for entry in rank.ledger:
-        if entry.kind == "collective" and entry.payload:
-            key = f"{entry.name} over {entry.group}"
-            sent[key] = sent.get(key, 0) + entry.payload * entry.times
-    return {
-        "title": rank.title, "count": rank.count, "stage": rank.stage, "place": rank.plan.place,
-        "layers": rank.plan.layers, "in_flight": rank.in_flight, "parameters": rank.ledger.parameters,
-        "model_flops": rank.ledger.model_flops,
-        "peak_nbytes": peak.nbytes, "peak_by_category": peak.by_category,
-        "peak_at": f"{peak.entry.name} of {peak.entry.path or 'the update'}, {peak.entry.phase}",
-        "payload_nbytes": sent,
-    }  # fmt: skip
 
 
 def _figures(plan: Plan) -> list[Chart]:

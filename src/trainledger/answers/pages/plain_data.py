@@ -9,6 +9,7 @@ from os import PathLike, fspath
 from typing import Any
 
 from trainledger.ledger.ledger import Ledger
+from trainledger.ledger.ranks import RankAccount
 from trainledger.spec.parts import field_at, table_of
 from trainledger.spec.plain import finite
 from trainledger.spec.problem import InvalidInput, shown
@@ -86,3 +87,21 @@ def _plain(value: object) -> object:
         return one if writable else shown(one)
 
     return [plain(each) for each in value] if isinstance(value, list | tuple) else plain(value)
+
+
+def rank_data(rank: RankAccount) -> dict[str, Any]:
+    """A rank in figures: its place, its memory, its FLOPs, and the bytes of its collectives by axis and kind."""
+    peak = rank.ledger.peak()
+    sent: dict[str, int] = {}
+    for entry in rank.ledger:
+        if entry.kind == "collective" and entry.payload:
+            key = f"{entry.name} over {entry.group}"
+            sent[key] = sent.get(key, 0) + entry.payload * entry.times
+    return {
+        "title": rank.title, "count": rank.count, "stage": rank.stage, "place": rank.plan.place,
+        "layers": rank.plan.layers, "in_flight": rank.in_flight, "parameters": rank.ledger.parameters,
+        "model_flops": rank.ledger.model_flops,
+        "peak_nbytes": peak.nbytes, "peak_by_category": peak.by_category,
+        "peak_at": f"{peak.entry.name} of {peak.entry.path or 'the update'}, {peak.entry.phase}",
+        "payload_nbytes": sent,
+    }  # fmt: skip
