@@ -25,6 +25,9 @@ KINDS = {
     # So many heads that no two keys have equal scores, of which ReLU leaves nothing.
     "chosen keys": LATENT
     | {"attention.indexer.n_heads": 20, "attention.indexer.head_dim": 6, "attention.indexer.top_k": 5},
+    "shared choices": LATENT
+    | {"attention.indexer.n_heads": 20, "attention.indexer.head_dim": 6, "attention.indexer.top_k": 5}
+    | {"attention.indexer.every": 2},
     "attention.window": {"attention.window": 5},
     "local and global": {"attention.window": 5, "attention.global_every": 2, "positions.local_theta": 100.0},
     "capped": {"attention.softcap": 5.0, "logit_softcap": 5.0, "attention.window": 7, "attention.global_every": 3},

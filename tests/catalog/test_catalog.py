@@ -57,6 +57,7 @@ ALSO_PUBLISHED = {
     "deepseek-v3.2": 683501956608,
     "glm-4.6": 356785884416,
     "glm-5": 753864119552,
+    "glm-5.2": 753329921024,
     "granite-4.0-h-small": 32207337984,
     "kimi-linear-48b-a3b": 49122675072,
     "lfm2-350m": 354483968,
@@ -107,8 +108,9 @@ def count(spec):
             else d * spec.latent.q_rank + spec.latent.q_rank + spec.latent.q_rank * width
         )
         if (part := spec.latent.indexer) is not None:
-            queries += spec.latent.q_rank * part.n_heads * part.head_dim
-            queries += d * (part.head_dim + part.n_heads) + 2 * part.head_dim
+            indexer = spec.latent.q_rank * part.n_heads * part.head_dim
+            indexer += d * (part.head_dim + part.n_heads) + 2 * part.head_dim
+            queries += indexer
         latent = d * (spec.latent.kv_rank + spec.latent.rope_head_dim) + spec.latent.kv_rank
         attention = (
             queries
@@ -146,6 +148,9 @@ def count(spec):
         sparse -= 0 if spec.experts.n_shared else mlp(0)
         total = spec.experts.n_dense_layers * dense + (spec.n_layers - spec.experts.n_dense_layers) * sparse
         total += spec.n_mtp_layers * (sparse + 2 * d * d + 3 * norm)
+    if spec.indexer is not None and spec.indexer.every > 1:
+        behind = spec.n_layers - spec.indexer.leading
+        total -= indexer * (behind - behind // spec.indexer.every)
     embeddings = spec.vocab_size * d * (1 if spec.tie_embeddings else 2) + (spec.vocab_size if spec.head_bias else 0)
     embeddings += (spec.max_seq_len + spec.positions.extra_rows) * d if spec.positions.kind == "learned" else 0
     embeddings += norm if spec.embedding_norm else 0

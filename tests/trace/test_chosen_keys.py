@@ -13,6 +13,7 @@ from trainledger.engine.nn.sparse import attend_to_chosen
 from trainledger.engine.nn.transformer import Transformer
 from trainledger.ledger.model.parameters import parameters
 from trainledger.ledger.step import account
+from trainledger.spec.layers import kind_of
 from trainledger.spec.model import ModelSpec
 from trainledger.spec.parts import from_fields, with_fields
 from trainledger.spec.recipe import Recipe
@@ -46,6 +47,16 @@ def run_with(changes: dict[str, object] | None = None, **recipe: object) -> Run:
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_the_closed_form_is_the_trace(recipe: str) -> None:
     assert_agree(run_with(**RECIPES[recipe]))
+
+
+@pytest.mark.agreement
+@pytest.mark.parametrize("recipe", ["fp32", "bf16-mixed, full", "segments"])
+def test_layers_that_share_a_choice(recipe: str) -> None:
+    """Of 9 layers 0, 1, 4 and 7 choose keys; the choice outlives the block that made it, recomputed or not."""
+    shared = {"attention.indexer.every": 3, "attention.indexer.leading": 2, "n_layers": 9}
+    run = run_with(shared, **RECIPES[recipe])
+    assert [at for at in range(9) if kind_of(run.model, at).chooses] == [0, 1, 4, 7]
+    assert_agree(run)
 
 
 @pytest.mark.agreement

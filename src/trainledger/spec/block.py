@@ -78,6 +78,13 @@ class Indexer:
     head_dim: int = setting("width of these heads", at_least=2, at_most=10**6)
     top_k: int = setting("keys that a query attends to", quantity="length", at_least=1, at_most=10**9)
     interleaved: bool = setting("rotary pairs are neighbouring dims instead of dims of the two halves", False)
+    every: int = setting(
+        "behind the leading layers every n-th chooses keys, the others attend to those that it chose",
+        1,
+        at_least=1,
+        at_most=10**5,
+    )
+    leading: int = setting("leading layers that each choose keys", 1, at_least=1, at_most=10**5)
 
 
 @frozen(kw_only=True)

@@ -27,7 +27,8 @@ class LayerKind:
 
     ``window`` is the number of tokens that attention sees (None: all before), ``rotary`` whether rope rotates its
     heads, ``experts`` whether its MLP is a mixture of experts, ``in_16_bits`` whether its matmuls are where others'
-    are in fewer; ``attends``, ``mixes`` and ``feeds`` whether it has attention, a mixer and an MLP.
+    are in fewer; ``attends``, ``mixes`` and ``feeds`` whether it has attention, a mixer and an MLP; ``chooses`` whether
+    an indexer of its own chooses its keys.
     """
 
     window: int | None
@@ -37,6 +38,7 @@ class LayerKind:
     attends: bool = True
     mixes: bool = False
     feeds: bool = True
+    chooses: bool = False
 
 
 # The letters of `ModelSpec.layers`: which layers attend, mix and feed. Those of one branch are NVIDIA's (Nemotron-H).
@@ -59,7 +61,7 @@ def kind_of(spec: ModelSpec, layer: int) -> LayerKind:
     skipped = spec.rope is not None and spec.rope.skip_every and number % spec.rope.skip_every == 0
     sparse = mixture is not None and layer >= mixture.n_dense_layers and number % mixture.every == 0
     letter = "A" if spec.layers is None else spec.layers[layer % len(spec.layers)]
-    attends = letter in ATTENDS
+    attends, part = letter in ATTENDS, spec.indexer
     return LayerKind(
         window=heads.window if attends and not seen_whole else None,
         rotary=attends and spec.rope is not None and not skipped,
@@ -67,6 +69,7 @@ def kind_of(spec: ModelSpec, layer: int) -> LayerKind:
         attends=attends,
         mixes=letter in MIXES,
         feeds=letter in FEEDS,
+        chooses=attends and part is not None and max(number - part.leading, 0) % part.every == 0,
     )
 
 
@@ -100,14 +103,22 @@ def _local_theta(spec: ModelSpec) -> float | None:
     return None if spec.rope is None else spec.rope.local_theta
 
 
-def last_kind(spec: ModelSpec) -> LayerKind:
-    """The kind of the last layer, and of the blocks of multi-token prediction."""
-    return segments(spec)[-1].kinds[-1]
+def mtp_kind(spec: ModelSpec) -> LayerKind:
+    """The kind of the blocks of multi-token prediction: that of the last layer, with a choice of keys of its own."""
+    last = segments(spec)[-1].kinds[-1]
+    return replace(last, chooses=last.attends and spec.indexer is not None)
+
+
+def leading_layers(spec: ModelSpec) -> int:
+    """The layers before those whose kinds repeat: without experts, or with a choice of keys each."""
+    dense = spec.experts.n_dense_layers if spec.experts is not None else 0
+    shares = spec.indexer is not None and spec.indexer.every > 1
+    return max(dense, spec.indexer.leading - 1) if shares and spec.indexer is not None else dense
 
 
 def expert_layers(spec: ModelSpec) -> Any:
     """The number of layers with experts, those of the multi-token prediction modules included."""
-    mtp = spec.n_mtp_layers * last_kind(spec).experts
+    mtp = spec.n_mtp_layers * mtp_kind(spec).experts
     return mtp + sum(segment.count * sum(kind.experts for kind in segment.kinds) for segment in segments(spec))
 
 
@@ -115,7 +126,8 @@ def period_of(spec: ModelSpec) -> int:
     """The number of layers after which their kinds repeat."""
     skip_every = spec.rope.skip_every if spec.rope is not None else None
     every = spec.experts.every if spec.experts else 1
-    return lcm(spec.attention.global_every or 1, skip_every or 1, every, len(spec.layers or "A"))
+    shared = spec.indexer.every if spec.indexer is not None else 1
+    return lcm(spec.attention.global_every or 1, skip_every or 1, every, shared, len(spec.layers or "A"))
 
 
 def segments(spec: ModelSpec) -> tuple[Segment, ...]:
@@ -136,7 +148,7 @@ def segments(spec: ModelSpec) -> tuple[Segment, ...]:
     """
     if spec.layers is not None:
         return tuple(_repeats([kind_of(spec, layer) for layer in range(_known_count(spec, "model.layers"))]))
-    period, dense = period_of(spec), spec.experts.n_dense_layers if spec.experts is not None else 0
+    period, dense = period_of(spec), leading_layers(spec)
     if period == 1 and not dense:
         return (Segment((kind_of(spec, 0),), spec.n_layers),)
     found: list[Segment] = []
@@ -367,7 +379,7 @@ def _runs(spec: ModelSpec, recipe: Recipe) -> tuple[LayerRun, ...]:
     if recipe.activation_checkpointing.kind != "segments" and every == 1:
         return tuple(_alike(segment, is_again(recipe, 0)) for segment in segments(spec))
     layers = _known_count(spec, f"{recipe.activation_checkpointing.kind} in groups")
-    size, dense = group_size(spec, recipe), spec.experts.n_dense_layers if spec.experts is not None else 0
+    size, dense = group_size(spec, recipe), leading_layers(spec)
     groups = lcm(lcm(period_of(spec), size) // size, every)
     # Groups of leading dense layers, the one that goes over their end, the others, and a last one that is smaller.
     dense = min(dense, layers)

@@ -38,6 +38,7 @@ LATENT = {
     "n_routed_experts": 6, "n_shared_experts": 2, "moe_intermediate_size": 8, "num_experts_per_tok": 2,
     "first_k_dense_replace": 1, "num_key_value_heads": 4,
 }  # fmt: skip
+_SHARES = ["full", "full", "shared", "shared", "full", "shared"]
 INDEXER = {"index_n_heads": 2, "index_head_dim": 6, "index_topk": 5}
 YARN = {
     "rope_type": "yarn", "factor": 4.0, "beta_fast": 16.0, "beta_slow": 1.0, "original_max_position_embeddings": 16,
@@ -129,6 +130,10 @@ MODELS = [
     ),
     ("deepseek_v32", "", {**LAYERS, **LATENT, **INDEXER, "n_group": 3, "topk_group": 2}),
     ("deepseek_v32", "halves", {**LAYERS, **LATENT, **INDEXER, "n_group": 1, "topk_group": 1, "index_topk": 40}),
+    (
+        "glm_moe_dsa", "shared choices",
+        {**LAYERS, **LATENT, **INDEXER, "num_hidden_layers": 6, "indexer_types": _SHARES},
+    ),
     ("glm_moe_dsa", "", {**LAYERS, **LATENT, **INDEXER, "attention_bias": True}),
     ("ernie4_5", "", HEADS),
     ("ernie4_5", "biased", {**HEADS, "use_bias": True, "tie_word_embeddings": False}),

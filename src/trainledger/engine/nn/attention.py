@@ -21,7 +21,7 @@ from trainledger.engine.nn.cache import LayerCache
 from trainledger.engine.nn.checkpointing import again
 from trainledger.engine.nn.norm import RMSNorm, norm_of
 from trainledger.engine.nn.positions import Angles, rotate
-from trainledger.engine.nn.sparse import Indexer, attend_to_chosen
+from trainledger.engine.nn.sparse import Choice, Indexer, attend_to_chosen
 from trainledger.spec.layers import LayerKind
 from trainledger.spec.model import ModelSpec
 from trainledger.spec.problem import InvalidInput, Problem
@@ -205,7 +205,8 @@ def with_gradient_in_order(x: Tensor) -> Tensor:
 
 
 Attend = Callable[[Tensor, Tensor, Tensor, Tensor | None, Scores, Tensor | None], Tensor]  # as `attend`
-Shared = tuple[Angles | None, Tensor | None]  # what all layers of a kind share: rotary angles, and a mask
+# What all layers of a kind share: rotary angles, and a mask, or what layers choose for those behind them.
+Shared = tuple[Angles | None, Tensor | Choice | None]
 
 
 class Attention(nn.Module):
@@ -238,6 +239,7 @@ class Attention(nn.Module):
     def forward(self, x_BTD: Tensor, shared: Shared) -> Tensor:
         """Each token's mixture of the values that it sees; [B, T, D] in and out."""
         angles, mask = shared
+        assert not isinstance(mask, Choice)
         q_BTC, gate_BTHK = self.q_proj(x_BTD), None
         if self.gated:
             q_BTHK, gate_BTHK = torch.split(heads(q_BTC, 2 * self.head_size), self.head_size, dim=-1)
@@ -303,7 +305,7 @@ class LatentAttention(nn.Module):
         self.q_a_proj = nn.Linear(D, P, bias=bias) if P is not None else None
         self.q_a_layernorm = RMSNorm(P, eps=_LATENT_EPS) if P is not None else None
         self.q_b_proj = nn.Linear(P, H * spec.head_size, bias=False) if P is not None else None
-        self.indexer = Indexer(spec) if spec.indexer is not None else None
+        self.indexer = Indexer(spec) if kind.chooses else None
         self.kv_a_proj_with_mqa = nn.Linear(D, R + self.turned, bias=bias)
         self.kv_a_layernorm = RMSNorm(R, eps=_LATENT_EPS)
         self.kv_b_proj = nn.Linear(R, H * (self.plain + self.value), bias=False)
@@ -314,7 +316,11 @@ class LatentAttention(nn.Module):
         """Each token's mixture of the values that it sees; [B, T, D] in and out."""
         angles, mask = shared
         q_BTC, chosen_BTC = self._queries(x_BTD, angles)
+        if isinstance(mask, Choice):
+            mask.places = mask.places if chosen_BTC is None else chosen_BTC
+            chosen_BTC = mask.places
         mask = mask if chosen_BTC is None else chosen_BTC
+        assert not isinstance(mask, Choice), "a layer before this one chooses keys"
         q_BTHK = self._turned(heads(q_BTC, self.plain + self.turned), angles, begin=self.plain)
         del q_BTC, chosen_BTC
         latent_BTR, turning_BTQ = torch.split(self.kv_a_proj_with_mqa(x_BTD), [self.rank, self.turned], dim=-1)

@@ -74,7 +74,7 @@ class Cache:
         for layer, kind, place in zip(self.layers, kinds, places, strict=True):
             if kind.attends:
                 layer["self_attn"] = LayerCache(heads_of(spec), batch, place, like)
-            if kind.attends and spec.indexer is not None:
+            if kind.chooses and spec.indexer is not None:
                 layer["self_attn.indexer"] = LayerCache([(1, spec.indexer.head_dim)], batch, place, like)
             if kind.mixes:
                 layer["mixer"] = MixerCache(spec, batch, like)

@@ -121,6 +121,13 @@ def attend_to_chosen(q_BTHK: Tensor, k_BSHK: Tensor, v_BSHW: Tensor, chosen_BTC:
     return y.flatten(-2)
 
 
+class Choice:
+    """The keys that a layer chose, [B, T, C], to which the layers behind it attend too."""
+
+    def __init__(self) -> None:
+        self.places: Tensor | None = None
+
+
 class Indexer(nn.Module):
     """Chooses the keys of each query from the hidden states and the latent of the queries.
 

@@ -21,8 +21,9 @@ from trainledger.engine.nn.loss import HeadLoss, next_token_loss, with_loss
 from trainledger.engine.nn.mixers import mixer_of
 from trainledger.engine.nn.norm import compute_dtype, norm_of
 from trainledger.engine.nn.positions import Angles, Masks, Rotary
+from trainledger.engine.nn.sparse import Choice
 from trainledger.spec.block import Learned
-from trainledger.spec.layers import LayerKind, angles_of, kind_of, local_angles, rotary_modules
+from trainledger.spec.layers import LayerKind, angles_of, kind_of, local_angles, mtp_kind, rotary_modules
 from trainledger.spec.model import ModelSpec
 from trainledger.spec.recipe import Recipe
 from trainledger.spec.savings import ChunkedLoss
@@ -270,7 +271,7 @@ class Transformer(nn.Module):
         self.mtp = None
         if spec.n_mtp_layers:
             upcast = checkpointing is None or checkpointing.loss.upcast
-            self.mtp = MultiTokenPrediction(spec, lambda: block(kinds[-1]), weight=mtp_loss, upcast=upcast)
+            self.mtp = MultiTokenPrediction(spec, lambda: block(mtp_kind(spec)), weight=mtp_loss, upcast=upcast)
         self.loss = loss
         self.reference: Transformer | None = None
 
@@ -322,8 +323,12 @@ class Transformer(nn.Module):
             angles["rotary_local"] = self.rotary_local(n_tokens, dtype, past)
         tokens, device = past + n_tokens, x_BTD.device
         masks = self.masks.of_last(tokens, dtype, device) if past else self.masks(tokens, dtype, device, ids_BT)
-        kinds = (kind_of(self.spec, layer) for layer in layers)
-        return [(angles[angles_of(self.spec, kind)], masks.get(kind.window)) for kind in kinds]
+        shared: list[Shared] = []
+        choice, shares = Choice(), self.spec.indexer is not None and self.spec.indexer.every > 1
+        for kind in (kind_of(self.spec, layer) for layer in layers):
+            choice = Choice() if kind.chooses else choice
+            shared.append((angles[angles_of(self.spec, kind)], choice if shares else masks.get(kind.window)))
+        return shared
 
     def _run_mtp_block(self, block: nn.Module, x_BSD: Tensor) -> Tensor:
         recipe = self.checkpointing

@@ -63,11 +63,11 @@ class KVCache:
         return sum(format.nbytes(count * width, width) for count, width in kind.heads)
 
 
-def heads_of(spec: ModelSpec) -> tuple[tuple[Int, Int], ...]:
+def heads_of(spec: ModelSpec, *, chooses: bool = False) -> tuple[tuple[Int, Int], ...]:
     """(count, width) of a layer's cache for a token: keys and values of the key-value heads, or of latent
     attention the latent and the one rotary key (DeepSeek-AI 2024, DeepSeek-V2, section 2.1.3, table 1)."""
     if spec.latent:
-        index = () if spec.indexer is None else ((1, spec.indexer.head_dim),)
+        index = ((1, spec.indexer.head_dim),) if spec.indexer is not None and chooses else ()
         return ((1, spec.latent.kv_rank + spec.rotary_size), *index)
     return ((spec.kv_heads, spec.head_size), (spec.kv_heads, spec.value_size))
 
@@ -75,8 +75,10 @@ def heads_of(spec: ModelSpec) -> tuple[tuple[Int, Int], ...]:
 def kv_cache(spec: ModelSpec, format: str = "bf16") -> KVCache:
     """The cache of a model, layer by layer kind."""
     layers = [(kind, segment.count) for segment in segments(spec) for kind in segment.kinds]
-    counts = added((kind.window, count) for kind, count in layers if kind.attends)
-    caches = tuple(LayersCache(count, window, heads_of(spec)) for window, count in counts.items())
+    counts = added(((kind.window, kind.chooses), count) for kind, count in layers if kind.attends)
+    caches = tuple(
+        LayersCache(count, window, heads_of(spec, chooses=chooses)) for (window, chooses), count in counts.items()
+    )
     return KVCache(caches, format, sum(count * kind.mixes for kind, count in layers) * state_nbytes(spec))
 
 
@@ -152,8 +154,18 @@ def _parts_of_weight(weight: Leaf, H: Int, N: Int, W: Int, R: Int) -> tuple[Arra
     return part(N), part(W)
 
 
+class Choice:
+    """The keys that a layer chose, to which the layers behind it attend too."""
+
+    __slots__ = ("array",)
+
+    def __init__(self) -> None:
+        self.array: Array | None = None
+
+
 Angles = tuple[Array, Array]
-Shared = tuple[Angles | None, Array | None]  # what all layers of a kind share: rotary angles, and a mask
+# What all layers of a kind share: rotary angles, and a mask, or what layers choose for those behind them.
+Shared = tuple[Angles | None, Array | Choice | None]
 
 
 def attention(tape: Tape, sizes: Sizes, leaves: BlockLeaves, x: Array, shared: Shared) -> Array:
@@ -161,6 +173,7 @@ def attention(tape: Tape, sizes: Sizes, leaves: BlockLeaves, x: Array, shared: S
     spec, rows = sizes.spec, sizes.rows
     D, H, G, K = spec.d_model, spec.attention.n_heads, spec.kv_heads, spec.head_size
     angles, mask = shared
+    assert not isinstance(mask, Choice)
 
     def normed(name: str, count: Int, y: Array) -> Array:
         if spec.attention.qk_norm is None:
@@ -237,8 +250,12 @@ def latent_attention(tape: Tape, sizes: Sizes, leaves: BlockLeaves, x: Array, sh
     D, H, W, Q = spec.d_model, spec.latent.n_heads, spec.value_size, spec.rotary_size
     R, N = spec.latent.kv_rank, spec.latent.nope_head_dim
     q, chosen = _queries(tape, sizes, leaves, x, angles)
-    mask = mask if chosen is None else chosen
+    if isinstance(mask, Choice):
+        mask.array = mask.array if chosen is None else chosen
+        chosen = mask.array
+    mask = chosen if spec.indexer is not None else mask
     del chosen
+    assert not isinstance(mask, Choice)
     if angles is not None:
         q = rotate(tape, sizes, q, H, angles, before=N)
     joint = project(tape, sizes, leaves, "kv_a_proj_with_mqa", x, D, R + Q)
@@ -294,7 +311,7 @@ def _queries(
     low = project(tape, sizes, leaves, "q_a_proj", x, D, P)
     low = _normed(tape, sizes, leaves, "q_a_layernorm", low, P)
     chosen = None
-    if spec.indexer is not None and angles is not None:
+    if leaves.kind.chooses and angles is not None:
         with tape.at("indexer"):
             chosen = _choose(tape, sizes, leaves, x.view(), low.view(), angles)
     return project(tape, sizes, leaves, "q_b_proj", low, P, out), chosen

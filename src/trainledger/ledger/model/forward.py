@@ -16,7 +16,7 @@ from trainledger.ledger.core.sizes import Sizes, is_one
 from trainledger.ledger.core.tape import Tape
 from trainledger.ledger.entry import Int
 from trainledger.ledger.memory.checkpointing import Offload, checkpointed, recompute_from_input
-from trainledger.ledger.model.attention import Angles, Shared, attention, latent_attention
+from trainledger.ledger.model.attention import Angles, Choice, Shared, attention, latent_attention
 from trainledger.ledger.model.attention_core import Masks, held_masks, masks
 from trainledger.ledger.model.feed_forward import experts, mlp
 from trainledger.ledger.model.mixers import mix
@@ -36,7 +36,7 @@ from trainledger.spec.layers import (
     angles_of,
     expert_layers,
     kinds_that_learn,
-    last_kind,
+    mtp_kind,
     rotary_modules,
     windows_of,
 )
@@ -123,13 +123,17 @@ def run_layers(
 ) -> Array:
     """All blocks one after the other; ``angles`` are the rotary ones by the module that has them, masks by window."""
 
+    choices, shares = [Choice()], sizes.spec.indexer is not None and sizes.spec.indexer.every > 1
+
     def run_of(blocks: tuple[BlockLeaves, ...]) -> Callable[[Array], Array]:
         """A function that runs these blocks: it keeps only what they share with others of their kind."""
         names = [angles_of(sizes.spec, block_leaves.kind) for block_leaves in blocks]
         turned = [None if name is None else angles[name] for name in names]
-        shared = [
-            (some, masks.get(block_leaves.kind.window)) for block_leaves, some in zip(blocks, turned, strict=True)
-        ]
+        shared: list[Shared] = []
+        for block_leaves, some in zip(blocks, turned, strict=True):
+            if block_leaves.kind.chooses:
+                choices[0] = Choice()
+            shared.append((some, choices[0] if shares else masks.get(block_leaves.kind.window)))
         return partial(_run, tape, sizes, tuple(zip(blocks, shared, strict=True)))
 
     first = [x]  # no name here keeps it alive while the blocks run
@@ -200,7 +204,7 @@ def mtp_loss(
 def _own(sizes: Sizes, leaves: ModelLeaves, index: int) -> BlockLeaves:
     prefix = f"mtp.{index}."
     named = {name.removeprefix(prefix): leaf for name, leaf in leaves.after.items() if name.startswith(prefix)}
-    return BlockLeaves(last_kind(sizes.spec), named)
+    return BlockLeaves(mtp_kind(sizes.spec), named)
 
 
 def _module(tape: Tape, sizes: Sizes, own: BlockLeaves, h: Array, e: Array, recipe: Recipe, shared: SharedOf) -> Array:

@@ -20,7 +20,7 @@ from trainledger.ledger.model.attention_core import parameters_of_scores
 from trainledger.ledger.ops.adapters import adapt
 from trainledger.spec.block import Indexer, Learned
 from trainledger.spec.frozen import frozen
-from trainledger.spec.layers import LayerKind, LayerRun, last_kind, layer_runs, segments
+from trainledger.spec.layers import LayerKind, LayerRun, layer_runs, mtp_kind, segments
 from trainledger.spec.mixers import DELTA_CHUNK, GatedDelta, KimiDelta, Mamba2
 from trainledger.spec.model import ModelSpec
 from trainledger.spec.recipe import Recipe
@@ -63,7 +63,7 @@ def mtp_module(spec: ModelSpec, kind: LayerKind) -> Named:
 def mtp_modules(spec: ModelSpec) -> Named:
     """The multi-token prediction modules, which come after the head; their blocks are of the last layer's kind."""
     for index in range(spec.n_mtp_layers):
-        yield from _inside(f"mtp.{index}", mtp_module(spec, last_kind(spec)))
+        yield from _inside(f"mtp.{index}", mtp_module(spec, mtp_kind(spec)))
 
 
 # The norms before and after each of the two branches of a block.
@@ -84,7 +84,7 @@ def block(spec: ModelSpec, kind: LayerKind) -> Named:
     if kind.attends or kind.mixes:
         yield from _norms(spec, first[:1])
         if kind.attends:
-            yield from _inside("self_attn", latent_attention(spec) if spec.latent else attention(spec))
+            yield from _inside("self_attn", latent_attention(spec, kind) if spec.latent else attention(spec))
         if kind.mixes:
             yield from _inside("mixer", mixer(spec))
         yield from _norms(spec, first[1:])
@@ -129,7 +129,7 @@ def attention(spec: ModelSpec) -> Named:
         yield from _norm(spec, "k_norm", G * K if wide else K)
 
 
-def latent_attention(spec: ModelSpec) -> Named:
+def latent_attention(spec: ModelSpec, kind: LayerKind) -> Named:
     """Multi-head latent attention (DeepSeek-V2, section 2.1); its inner norms are RMSNorms."""
     latent = spec.latent
     assert latent is not None
@@ -141,7 +141,7 @@ def latent_attention(spec: ModelSpec) -> Named:
         yield from _linear("q_a_proj", P, D, spec.attention.bias)
         yield "q_a_layernorm.weight", (P,)
         yield from _linear("q_b_proj", H * spec.head_size, P, False)
-    if latent.indexer is not None:
+    if latent.indexer is not None and kind.chooses:
         yield from _inside("indexer", indexer(spec, latent.indexer, P))
     yield from _linear("kv_a_proj_with_mqa", R + Q, D, spec.attention.bias)
     yield "kv_a_layernorm.weight", (R,)
@@ -349,7 +349,7 @@ def _forward_flops(spec: ModelSpec, tokens: Int, attention: str) -> Iterator[tup
         left, module = tokens - 2 - index, f"mtp.{index}."
         named = [(name, shape) for name, shape in mtp_modules(spec) if name.startswith(module)]
         yield MTP, sum(_matmul(spec, name, shape, left) for name, shape in named)
-        yield MTP, _scores(spec, last_kind(spec), left, attention)
+        yield MTP, _scores(spec, mtp_kind(spec), left, attention)
         yield "head", rules.matmul_flops(left, spec.padded_vocab, spec.d_model)
 
 
@@ -381,4 +381,8 @@ def _scores(spec: ModelSpec, kind: LayerKind, tokens: Int, attention: str) -> In
     part = spec.indexer
     keys = rules.keys_seen(tokens, part.top_k if part else kind.window if attention == "flash" else None)
     flops = rules.attention_flops(1, spec.attention.n_heads, tokens, keys, spec.head_size, spec.value_size)
-    return flops if part is None else flops + rules.index_flops(1, part.n_heads, tokens, tokens, part.head_dim)
+    return (
+        flops
+        if part is None or not kind.chooses
+        else flops + rules.index_flops(1, part.n_heads, tokens, tokens, part.head_dim)
+    )

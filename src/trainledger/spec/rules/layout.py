@@ -151,6 +151,9 @@ def _pipeline(run: Run) -> Iterator[Problem]:
     spec, layout = run.model, run.layout
     stages, chunks = layout.pipeline, layout.pipeline * layout.virtual_stages
     interleaved = layout.schedule == "interleaved" and stages > 1
+    if stages > 1 and spec.indexer is not None and spec.indexer.every > 1:
+        rule = "sends no choice of keys to later stages, whose layers share one (model.attention.indexer.every)"
+        yield Problem("layout.pipeline", stages, rule, 1)
     if layout.virtual_stages > 1 and not interleaved:
         yield Problem("layout.virtual_stages", layout.virtual_stages, "needs layout.schedule = 'interleaved'", 1)
         return

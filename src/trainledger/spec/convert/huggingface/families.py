@@ -219,16 +219,30 @@ def read_deepseek_v32(reading: Reading, groups: int = 8) -> None:
         if listed != wanted:
             rule = f"must be dense in the first first_k_dense_replace = {dense} layers, then sparse in all"
             reading.refuse("mlp_layer_types", listed, rule)
-    for key in ("indexer_types", "index_topk_pattern"):
-        types = reading.config.get(key)
-        if types is not None and not (isinstance(types, list | str) and set(types) <= {"full", "F"}):
-            reading.refuse(key, types, "layers that share a choice of keys are not accounted for")
-    if (often := reading.whole("index_topk_freq", 1, 1)) != 1:
-        reading.refuse("index_topk_freq", often, "layers that share a choice of keys are not accounted for", 1)
 
 
 def read_glm_moe_dsa(reading: Reading) -> None:
+    """Behind the leading layers some attend to the keys that one before them chose (GLM-5.2)."""
     read_deepseek_v32(reading, 1)
+    if not reading.has("n_layers"):
+        return
+    layers = range(reading.fields["n_layers"])
+    every, leading = reading.whole("index_topk_freq", 1, 1), reading.whole("index_skip_topk_offset", 2, 1)
+    listed = reading.config.get("indexer_types") or reading.config.get("index_topk_pattern")
+    if isinstance(listed, list | str):
+        full = [at for at, kind in enumerate(listed) if kind in ("full", "F")]
+        leading = next((at for at in layers if at not in full), len(layers))
+        every = next((at - leading + 1 for at in full if at > leading), len(layers) if leading < len(layers) else 1)
+        chosen = [at for at in layers if max(at - leading + 1, 0) % every == 0]
+        if full != chosen or len(listed) != len(layers):
+            reading.refuse("indexer_types", listed, "must be full in the first layers, then in every n-th")
+    if every > 1:
+        reading.fields |= {"attention.indexer.every": every, "attention.indexer.leading": leading}
+
+
+def write_glm_moe_dsa(spec: ModelSpec) -> dict[str, Any]:
+    kinds = (kind_of(spec, layer) for layer in range(spec.n_layers))
+    return write_deepseek_v3(spec) | {"indexer_types": ["full" if kind.chooses else "shared" for kind in kinds]}
 
 
 def write_deepseek_v3(spec: ModelSpec) -> dict[str, Any]:
