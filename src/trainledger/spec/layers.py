@@ -77,7 +77,7 @@ def angles_of(spec: ModelSpec, kind: LayerKind) -> str | None:
     """The rotary module of a layer: ``rotary``, ``rotary_local``, or None without rotary positions."""
     if not kind.rotary:
         return None
-    return "rotary_local" if kind.window is not None and _local_theta(spec) else "rotary"
+    return "rotary_local" if kind.window is not None and spec.rope and spec.rope.local_theta else "rotary"
 
 
 def rotary_modules(spec: ModelSpec) -> tuple[str, ...]:
@@ -99,21 +99,10 @@ def local_angles(spec: ModelSpec) -> ModelSpec:
     return replace(spec, positions=replace(spec.rope, theta=spec.rope.local_theta, local_theta=None, scaling=None))
 
 
-def _local_theta(spec: ModelSpec) -> float | None:
-    return None if spec.rope is None else spec.rope.local_theta
-
-
 def mtp_kind(spec: ModelSpec) -> LayerKind:
     """The kind of the blocks of multi-token prediction: that of the last layer, with a choice of keys of its own."""
     last = segments(spec)[-1].kinds[-1]
     return replace(last, chooses=last.attends and spec.indexer is not None)
-
-
-def leading_layers(spec: ModelSpec) -> int:
-    """The layers before those whose kinds repeat: without experts, or with a choice of keys each."""
-    dense = spec.experts.n_dense_layers if spec.experts is not None else 0
-    shares = spec.indexer is not None and spec.indexer.every > 1
-    return max(dense, spec.indexer.leading - 1) if shares and spec.indexer is not None else dense
 
 
 def expert_layers(spec: ModelSpec) -> Any:
@@ -148,7 +137,7 @@ def segments(spec: ModelSpec) -> tuple[Segment, ...]:
     """
     if spec.layers is not None:
         return tuple(_repeats([kind_of(spec, layer) for layer in range(_known_count(spec, "model.layers"))]))
-    period, dense = period_of(spec), leading_layers(spec)
+    period, dense = period_of(spec), spec.leading_layers
     if period == 1 and not dense:
         return (Segment((kind_of(spec, 0),), spec.n_layers),)
     found: list[Segment] = []
@@ -379,7 +368,7 @@ def _runs(spec: ModelSpec, recipe: Recipe) -> tuple[LayerRun, ...]:
     if recipe.activation_checkpointing.kind != "segments" and every == 1:
         return tuple(_alike(segment, is_again(recipe, 0)) for segment in segments(spec))
     layers = _known_count(spec, f"{recipe.activation_checkpointing.kind} in groups")
-    size, dense = group_size(spec, recipe), leading_layers(spec)
+    size, dense = group_size(spec, recipe), spec.leading_layers
     groups = lcm(lcm(period_of(spec), size) // size, every)
     # Groups of leading dense layers, the one that goes over their end, the others, and a last one that is smaller.
     dense = min(dense, layers)

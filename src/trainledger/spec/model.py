@@ -98,6 +98,12 @@ class ModelSpec:
         return self.latent.indexer if self.latent is not None else None
 
     @property
+    def leading_layers(self) -> int:
+        """The layers before those whose kinds repeat: without experts, or with a choice of keys each."""
+        dense, part = self.experts.n_dense_layers if self.experts is not None else 0, self.indexer
+        return dense if part is None or part.every == 1 else max(dense, part.leading - 1)
+
+    @property
     def experts(self) -> Experts | None:
         """The MLP where layers have experts."""
         return self.feed_forward if isinstance(self.feed_forward, Experts) else None

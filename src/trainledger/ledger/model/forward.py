@@ -122,18 +122,16 @@ def run_layers(
     tape: Tape, sizes: Sizes, leaves: ModelLeaves, x: Array, angles: dict[str, Angles], masks: Masks, recipe: Recipe
 ) -> Array:
     """All blocks one after the other; ``angles`` are the rotary ones by the module that has them, masks by window."""
-
     choices, shares = [Choice()], sizes.spec.indexer is not None and sizes.spec.indexer.every > 1
 
     def run_of(blocks: tuple[BlockLeaves, ...]) -> Callable[[Array], Array]:
         """A function that runs these blocks: it keeps only what they share with others of their kind."""
-        names = [angles_of(sizes.spec, block_leaves.kind) for block_leaves in blocks]
-        turned = [None if name is None else angles[name] for name in names]
         shared: list[Shared] = []
-        for block_leaves, some in zip(blocks, turned, strict=True):
-            if block_leaves.kind.chooses:
-                choices[0] = Choice()
-            shared.append((some, choices[0] if shares else masks.get(block_leaves.kind.window)))
+        for kind in (block_leaves.kind for block_leaves in blocks):
+            name = angles_of(sizes.spec, kind)
+            choices[0] = Choice() if kind.chooses else choices[0]
+            mask = choices[0] if shares else masks.get(kind.window)
+            shared.append((None if name is None else angles[name], mask))
         return partial(_run, tape, sizes, tuple(zip(blocks, shared, strict=True)))
 
     first = [x]  # no name here keeps it alive while the blocks run
