@@ -31,6 +31,7 @@ torch.set_num_threads(1)
             "lora.rank": pick(1, 4),
             "lora.targets": pick(("linear",), ("q_proj", "v_proj"), ("down_proj",), ("k_proj", "up_proj")),
             "lora.dropout": pick(0.0, 0.1),
+            "lora.dora": pick(False, True),
             "lora.base_format": pick(None, "bf16", "int8", "nf4"),
             "loss.chunks": 2,
         },

@@ -185,12 +185,9 @@ def export(
         if averaged:
             raise InvalidInput([Problem("--ema", None, "is of merged weights; leave --adapters out")])
         run, stored = adapters_in(Path(model), say)
-        assert run.recipe.lora is not None
-        if run.recipe.lora.whole:
-            rule = "is not written with --adapters; export without it writes all weights, merged"
-            raise InvalidInput([Problem("recipe.lora.whole", list(run.recipe.lora.whole), rule)])
-        kind = export_adapters(run.model, run.recipe.lora, stored, Path(out), force=force, model_type=model_type)
-        says = f"{out}: adapters of {len(stored) // 2:,} layers of a {kind}\nload them with PEFT:\n"
+        kind = export_adapters(run, stored, Path(out), force=force, model_type=model_type)
+        layers = sum(name.endswith(".lora_a") for name in stored)
+        says = f"{out}: adapters of {layers:,} layers of a {kind}\nload them with PEFT:\n"
         data = {"directory": Path(out), "model_type": kind, "adapters": len(stored)}
         return lines(f"{says}  PeftModel.from_pretrained(model, {out!r})", data)
 

@@ -212,6 +212,11 @@ class Lora:
         "linear layers with adapters: linear (all in the blocks), attention, mlp, or names such as q_proj", ("linear",)
     )
     dropout: float = setting("probability on the input of an adapter", 0.0, at_least=0, at_most=0.99)
+    dora: bool = setting(
+        "each adapted weight, with what its adapter adds, is scaled to row norms that are trained too (DoRA; Liu et "
+        "al. 2024, arXiv 2402.09353)",
+        False,
+    )
     base_format: str | None = setting(
         "format of the frozen linear layers: bf16, int8 or nf4 in blocks with scales; absent = as other parameters",
         None,

@@ -63,12 +63,12 @@ def adapted(run: Run) -> Transformer:
 
 
 def stir(model: nn.Module) -> None:
-    """Give the adapters' second halves values, as training would."""
+    """Give the adapters' second halves and magnitudes other values, as training would."""
     generator = torch.Generator().manual_seed(2)
     with torch.no_grad():
         for name, each in model.named_parameters():
-            if name.endswith("lora_b"):
-                each.copy_(torch.randn(each.shape, generator=generator) * 0.1)
+            if name.endswith(("lora_b", "lora_magnitude")):
+                each.add_(torch.randn(each.shape, generator=generator) * 0.1)
 
 
 @pytest.mark.parametrize("model", [LLAMA, GPT2], ids=["llama", "gpt2"])
@@ -78,11 +78,13 @@ def test_at_first_adapters_add_nothing(model: dict[str, Any]) -> None:
     initialize(plain, seed=0)
     with torch.no_grad():
         assert torch.equal(plain(IDS), adapted(run)(IDS))
+        torch.testing.assert_close(plain(IDS), adapted(run_of(model, **{"lora.dora": True}))(IDS))
 
 
+@pytest.mark.parametrize("dora", [False, True])
 @pytest.mark.parametrize("base_format", [None, "bf16", "int8", "nf4"])
-def test_merged_weights_do_what_weights_and_adapters_do(base_format: str | None) -> None:
-    model = adapted(run_of(GPT2, **{"lora.base_format": base_format})).eval()
+def test_merged_weights_do_what_weights_and_adapters_do(base_format: str | None, dora: bool) -> None:
+    model = adapted(run_of(GPT2, **{"lora.base_format": base_format, "lora.dora": dora})).eval()
     stir(model)
     with torch.no_grad():
         before = model(IDS)
@@ -127,6 +129,44 @@ def test_gradients_are_those_of_the_whole_weight_through_the_adapter() -> None:
     torch.testing.assert_close(layer.lora_b.grad, 2.0 * whole @ layer.lora_a.detach().T)
 
 
+@pytest.mark.parametrize("dropout", [0.0, 0.2])
+def test_dora_learns_as_in_peft(dropout: float) -> None:
+    """The same losses from the same start, kept bytes and matmuls of PEFT's own layers."""
+    peft = pytest.importorskip("peft")
+    from trainledger.trace.step import trace
+
+    run = run_of(GPT2, **{"lora.dora": True, "lora.dropout": dropout})
+    ours, theirs = adapted(run).train(), build(run.model, run.recipe).train()
+    initialize(theirs, seed=0)
+    config = peft.LoraConfig(r=3, lora_alpha=16, lora_dropout=dropout, target_modules="all-linear", use_dora=True)
+    peft.inject_adapter_in_model(config, theirs.layers)
+    letters = {"lora_A.default.weight": "lora_a", "lora_B.default.weight": "lora_b"}
+    own = dict(ours.named_parameters())
+    for name, parameter in theirs.named_parameters():
+        for theirs_part, part in letters.items():
+            if name.endswith(theirs_part):
+                parameter.data.copy_(own[name.replace(theirs_part, part)].data)
+        parameter.requires_grad_(".lora_" in name)
+    assert sum(p.numel() for p in theirs.parameters()) == sum(p.numel() for p in ours.parameters())
+    losses: dict[str, list[float]] = {}
+    ledgers = []
+    for name, model in (("ours", ours), ("theirs", theirs)):
+        trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        optimizer = torch.optim.AdamW(trained, lr=0.01, eps=1e-5)
+        torch.manual_seed(0)
+        for _ in range(4):
+            loss = next_token_loss(model(IDS[:, :-1]), IDS[:, 1:])
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            losses.setdefault(name, []).append(loss.item())
+        ledgers.append(trace(model, IDS[:, :-1], loss=lambda x: next_token_loss(x, IDS[:, 1:]), kernels="cuda"))
+    assert losses["ours"][0] > losses["ours"][-1] + 0.1
+    assert losses["ours"] == pytest.approx(losses["theirs"], rel=1e-5)
+    mine, other = ledgers
+    assert (mine.matmul_flops, mine.kept_nbytes) == (other.matmul_flops, other.kept_nbytes)
+
+
 @settings(max_examples=40, deadline=None)
 @given(
     d_out=st.integers(1, 70), d_in=st.integers(1, 70), scale=st.sampled_from([1e-3, 1.0, 30.0]),
@@ -156,7 +196,16 @@ def test_zeros_stay_zeros() -> None:
         assert dequantize(list(codes_of(torch.zeros(3, 5), name)), name, 3, 5, torch.float32).abs().sum() == 0
 
 
-@pytest.mark.parametrize("recipe", [{}, {"lora.base_format": "nf4", "lora.dropout": 0.2}, {"precision": "bf16-mixed"}])
+@pytest.mark.parametrize(
+    "recipe",
+    [
+        {},
+        {"lora.base_format": "nf4", "lora.dropout": 0.2},
+        {"precision": "bf16-mixed"},
+        {"lora.dora": True},
+        {"lora.whole": ["embed_tokens", "lm_head"]},
+    ],
+)
 def test_a_run_goes_on_where_it_was_stopped(recipe: dict[str, Any], tmp_path: Path) -> None:
     """Trained in one go or stopped and resumed: the same bits; the adapters moved and the base did not."""
     from safetensors.torch import load_file
@@ -191,9 +240,10 @@ def test_a_run_goes_on_where_it_was_stopped(recipe: dict[str, Any], tmp_path: Pa
     assert last.keys() == again.keys()
     for name, value in last.items():
         assert torch.equal(value, again[name]), name
-        assert torch.equal(value, first[name]) == (".lora_" not in name), name
+        beside = name.startswith(tuple(recipe.get("lora.whole", ["none"])))
+        assert torch.equal(value, first[name]) == (".lora_" not in name and not beside), name
     states = load_file(whole / "optimizer.safetensors")
-    assert all(".lora_" in name for name in states)
+    assert all(".lora_" in name for name in states) == ("lora.whole" not in recipe)
     model = load_trained(tmp_path / "whole", quiet).model
     assert not any("lora" in name for name, _ in model.named_parameters())
     assert all(each.dtype == torch.float32 for each in model.parameters())
@@ -232,7 +282,10 @@ def test_what_does_not_work_is_reported(model: dict[str, Any], recipe: dict[str,
     assert sentence in [str(each) for each in run_problems(run_of({**LLAMA, **model}, **recipe))]
 
 
-def test_exported_adapters_are_those_that_peft_loads(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("more", [{}, {"lora.dora": True}, {"lora.whole": ["embed_tokens", "lm_head"]}])
+def test_exported_adapters_are_those_that_peft_loads(
+    more: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     peft, transformers = pytest.importorskip("peft"), pytest.importorskip("transformers")
     from trainledger.answers.load import load
     from trainledger.cli import main
@@ -246,7 +299,7 @@ def test_exported_adapters_are_those_that_peft_loads(tmp_path: Path, capsys: pyt
     recipe = {"seq_len": 16, "global_batch": 4, "steps": 3, "lora.rank": 2, "lora.targets": ["q_proj", "mlp"]}
     sizes = {k: v for k, v in LLAMA.items() if v is not None} | {"vocab_size": 257, "attention.head_dim": 6}
     data = {"path": str(text), "tokenizer": "bytes", "validation_fraction": 0.2, "cache": str(tmp_path / "cache")}
-    more = {"schedule.warmup_steps": 1, "learning_rate": 0.05}
+    more = {**more, "schedule.warmup_steps": 1, "learning_rate": 0.05}
     run = load({"model": sizes, "recipe": recipe | more, "data": data, "cluster": {"backend": "cpu"}})
     train(run, tmp_path / "run", say=quiet)
     base = build(run.model, run.recipe)

@@ -140,7 +140,9 @@ def model_of(run: Run, *, peft: bool = False) -> Transformer:
     if peft and run.recipe.lora is not None:
         from peft import LoraConfig, inject_adapter_in_model
 
-        inject_adapter_in_model(LoraConfig(r=run.recipe.lora.rank, target_modules="all-linear"), model.layers)
+        lora = run.recipe.lora
+        config = LoraConfig(r=lora.rank, target_modules="all-linear", use_dora=lora.dora)
+        inject_adapter_in_model(config, model.layers)
         for each in (model.embed_tokens, model.norm, model.lm_head):
             each.requires_grad_(False)
     draw(model, seed=0)

@@ -24,6 +24,7 @@ pytestmark = pytest.mark.process
 
 ODD = {"feed_forward.d_ff": 81, "vocab_size": 97, "d_model": 33, "attention.head_dim": 8}
 LORA = {"lora.rank": 3}
+DORA = {**LORA, "lora.dora": True}
 WHOLE = {"lora.whole": ["embed_tokens", "lm_head"]}
 TWO: dict[str, Case] = {
     "ddp": ({"replicate": 2}, {}, {**LORA, "global_batch": 4}),
@@ -40,6 +41,11 @@ TWO: dict[str, Case] = {
     "fsdp, nf4": ({"shard": 2}, ODD, {**LORA, "lora.base_format": "nf4", "precision": "bf16-mixed"}),
     "fsdp, int8": ({"shard": 2}, ODD, {**LORA, "lora.base_format": "int8"}),
     "fsdp, gathered in bf16": ({"shard": 2}, {}, {**LORA, "precision": "bf16-sharded"}),
+    "ddp, dora": ({"replicate": 2}, {}, {**DORA, "global_batch": 4}),
+    "zero 2, dora, odd sizes": ({"shard": 2, "zero": 2}, ODD, DORA),
+    "fsdp, dora": ({"shard": 2}, {}, DORA),
+    "fsdp, dora, nf4, dropout": ({"shard": 2}, ODD, {**DORA, "lora.base_format": "nf4", "lora.dropout": 0.1}),
+    "fsdp, dora, gathered in bf16": ({"shard": 2}, {}, {**DORA, "precision": "bf16-sharded"}),
     "ddp, embedding and head": ({"replicate": 2}, {}, {**LORA, **WHOLE, "global_batch": 4}),
     "zero 2, embedding and head": ({"shard": 2, "zero": 2}, ODD, {**LORA, **WHOLE}),
     "fsdp, embedding and head": ({"shard": 2}, {}, {**LORA, **WHOLE}),
@@ -67,7 +73,7 @@ FOUR: dict[str, Case] = {
 }
 
 
-OF_PEFT = ("ddp", "zero 2", "fsdp", "fsdp, checkpointed", "fsdp, bf16", "fsdp, gathered in bf16")
+OF_PEFT = ("ddp", "zero 2", "fsdp", "fsdp, checkpointed", "fsdp, bf16", "fsdp, gathered in bf16", "fsdp, dora")
 
 
 def test_adapters_of_peft_are_what_the_ledger_says(tmp_path: Path) -> None:

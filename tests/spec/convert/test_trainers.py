@@ -207,6 +207,16 @@ def test_what_is_trained_beside_adapters_is_read() -> None:
     assert from_values(factory).table["recipe"]["lora"]["whole"] == ["embed_tokens", "lm_head"]
 
 
+def test_magnitudes_of_adapters_are_read() -> None:
+    line = "trl sft --model_name_or_path meta-llama/Meta-Llama-3-8B --use_peft --use_dora"
+    assert resolve(line).recipe.lora is not None
+    for values in (
+        AXOLOTL | {"adapter": "lora", "peft_use_dora": True},
+        FACTORY | {"finetuning_type": "lora", "use_dora": True},
+    ):
+        assert from_values(values).table["recipe"]["lora"]["dora"] is True
+
+
 def test_another_loss_of_preferences_is_refused() -> None:
     with pytest.raises(InvalidInput, match="loss_type = 'ipo': is not accounted for; nearest that works: sigmoid"):
         resolve("trl dpo --model_name_or_path Qwen/Qwen2.5-0.5B --loss_type ipo")

@@ -33,7 +33,7 @@ from trainledger.spec.convert.huggingface import FAMILIES, from_config, read_jso
 from trainledger.spec.convert.huggingface.family import ExpertNames, Names
 from trainledger.spec.model import ModelSpec
 from trainledger.spec.problem import InvalidInput, Problem, shown
-from trainledger.spec.savings import Lora
+from trainledger.spec.run import Run
 
 Tensors = list[Tensor]
 
@@ -244,19 +244,18 @@ def export_model(
     return str(config["model_type"])
 
 
+_PARTS_OF_PEFT = {"lora_a": "lora_A.weight", "lora_b": "lora_B.weight", "lora_magnitude": "lora_magnitude_vector"}
+
+
 def export_adapters(
-    spec: ModelSpec,
-    lora: Lora,
-    adapters: Mapping[str, Stored],
-    directory: Path,
-    *,
-    force: bool = False,
-    model_type: str | None = None,
+    run: Run, adapters: Mapping[str, Stored], directory: Path, *, force: bool = False, model_type: str | None = None
 ) -> str:
-    """Write adapters as PEFT loads them onto a model of transformers, and give that model's type.
+    """Write adapters, and what was trained whole beside, as PEFT loads them onto a model of transformers: of this type.
 
     Raises `InvalidInput` where transformers has a matrix of another form in the place of an adapted layer.
     """
+    spec, lora = run.model, run.recipe.lora
+    assert lora is not None
     kind: str = to_config(spec.served, "float32", model_type)["model_type"]
     names = FAMILIES[kind].names.of(spec)
     alike = {
@@ -265,17 +264,19 @@ def export_adapters(
         if piece.form is SAME and len(piece.ours) == 1
     }
     tensors: dict[str, Tensor] = {}
+    layers, beside = set[str](), set[str]()
     for name, stored in adapters.items():
         module, _, part = name.rpartition(".")
         if (weight := alike.get(f"{module}.weight")) is None:
             rule = f"are part of another matrix in {kind}; export without --adapters writes merged weights"
             raise InvalidInput([Problem("recipe.lora.targets", module.rpartition(".")[2], rule)])
-        letter = part.removeprefix("lora_").upper()
-        tensors[f"base_model.model.{weight.removesuffix('weight')}lora_{letter}.weight"] = stored.read()
-    layers = sorted({name.split(".")[-3] for name in tensors})
+        theirs = _PARTS_OF_PEFT.get(part, part)
+        (layers if theirs != part else beside).add(weight.split(".")[-2])
+        tensors[f"base_model.model.{weight.removesuffix('weight')}{theirs}"] = stored.read()
     config: dict[str, object] = {
         "peft_type": "LORA", "task_type": "CAUSAL_LM", "r": lora.rank, "lora_alpha": lora.alpha, "bias": "none",
-        "lora_dropout": lora.dropout, "target_modules": layers, "base_model_name_or_path": spec.name,
+        "lora_dropout": lora.dropout, "target_modules": sorted(layers), "base_model_name_or_path": spec.name,
+        "use_dora": lora.dora, "modules_to_save": sorted(beside) or None,
     }  # fmt: skip
     with whole_directory(directory, force=force, ours=ADAPTER_FILES) as partial:
         save_file(tensors, partial / "adapter_model.safetensors", metadata={"format": "pt"})

@@ -1,4 +1,4 @@
-"""LoRA and QLoRA: frozen linear layers, their weights in fewer bits, with trained low-rank adapters.
+"""LoRA, QLoRA and DoRA: frozen linear layers, their weights in fewer bits, with trained low-rank adapters.
 
 Hu et al. 2021 (LoRA, section 4.1); Dettmers et al. 2023 (QLoRA, section 3). Names, so that a frozen weight is
 called as it was: ``weight`` (and ``bias``), ``lora_a`` [R, I] and ``lora_b`` [O, R]; of a quantized weight
@@ -125,6 +125,9 @@ class AdaptedLinear(nn.Module):
             options: dict[str, Any] = {"dtype": frozen.weight.dtype, "device": frozen.weight.device}
             self.lora_a = nn.Parameter(torch.empty(lora.rank, self.shape[1], **options))
             self.lora_b = nn.Parameter(torch.zeros(self.shape[0], lora.rank, **options))
+        self.lora_magnitude: nn.Parameter | None = None
+        if adapted and lora.dora:
+            self.lora_magnitude = nn.Parameter(self._norms(frozen.weight.detach()))
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., I] to [..., O]."""
@@ -136,7 +139,30 @@ class AdaptedLinear(nn.Module):
         if self.lora_a is None or self.lora_b is None or self.off:
             return y
         z = torch.native_dropout(x, self.dropout, True)[0] if self.training and self.dropout else x
+        if self.lora_magnitude is not None:
+            dropped = bool(self.training and self.dropout)
+            return (y + self._magnified(z, y, self.lora_magnitude, dropped=dropped)).to(y.dtype)
         return y + F.linear(F.linear(z, self.lora_a), self.lora_b) * self.scale
+
+    # Operation by operation as PEFT 0.21 (tuners/lora/dora.py): the identity goes through both factors, and what the
+    # norm is taken of lives until the output is there. The norm gets no gradient (Liu et al. 2024, section 4.3).
+    def _magnified(self, z: Tensor, y: Tensor, magnitude: Tensor, *, dropped: bool) -> Tensor:
+        """What DoRA adds to the frozen layer's output y [..., O] of an input z [..., I]."""
+        a, b = self.lora_a, self.lora_b
+        assert a is not None
+        assert b is not None
+        eye = torch.eye(self.shape[1], dtype=a.dtype, device=a.device)
+        low = F.linear(eye, a.detach())
+        delta = F.linear(low, b.detach()).to(a.dtype).T
+        matrix = self.weight.to(a.dtype) if self.base_format is None else self.wide(a.dtype)
+        factor = (magnitude / torch.linalg.vector_norm(matrix + delta * self.scale, dim=1)).view(1, -1)
+        result = F.linear(F.linear(z, a), b)
+        if dropped:
+            y = F.linear(z, matrix)
+        elif self.bias is not None:
+            y = y - self.bias
+        added: Tensor = (factor - 1) * y + factor * result * self.scale
+        return added
 
     def wide(self, dtype: torch.dtype) -> Tensor:
         """The frozen weight [O, I] as numbers of a format."""
@@ -153,6 +179,15 @@ class AdaptedLinear(nn.Module):
         for parameter, values in zip((self.weight, self.scales, self.scales_of_scales), codes, strict=False):
             assert parameter is not None
             put(parameter, values)
+        if self.lora_magnitude is not None:
+            put(self.lora_magnitude, self._norms(whole))
+
+    def _norms(self, whole: Tensor) -> Tensor:
+        """The norms of the rows of a weight [O, I] as it is stored: the magnitudes that DoRA begins with."""
+        if self.base_format is not None and not whole.is_meta:
+            whole = dequantize(list(codes_of(whole, self.base_format)), self.base_format, *self.shape, whole.dtype)
+        norms: Tensor = torch.linalg.vector_norm(whole, dim=1)
+        return norms
 
     def merged(self) -> Tensor:
         """The weight [O, I] that does alone what weight and adapter do together, in fp32."""
@@ -160,7 +195,11 @@ class AdaptedLinear(nn.Module):
             whole = self.weight.float() if self.base_format is None else self.wide(torch.float32)
             if self.lora_a is None or self.lora_b is None:
                 return whole
-            return whole + self.scale * (self.lora_b.float() @ self.lora_a.float())
+            whole = whole + self.scale * (self.lora_b.float() @ self.lora_a.float())
+            if self.lora_magnitude is None:
+                return whole
+            scaled: Tensor = whole * (self.lora_magnitude / torch.linalg.vector_norm(whole, dim=1))[:, None]
+            return scaled
 
 
 class _Frozen(torch.autograd.Function):

@@ -275,7 +275,8 @@ def adapters_in(path: Path, say: Callable[[str], None]) -> tuple[Run, dict[str, 
     if paths is None or (run := read(paths[0] / RUN_FILE)).recipe.lora is None:
         raise _refusal(path, "is no run or checkpoint of one that trained adapters (recipe.lora)")
     stored = stored_in(model_files(paths[1]))
-    return run, {name: each for name, each in stored.items() if name.endswith((".lora_a", ".lora_b"))}
+    trained = [f"{module}." for module in run.recipe.lora.whole or ()]
+    return run, {name: each for name, each in stored.items() if ".lora_" in name or name.startswith(tuple(trained))}
 
 
 def _averages(checkpoint: Path) -> dict[str, Tensor]:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 
-from trainledger.ledger.core.graph import Array, Leaf, ModelLeaves
+from trainledger.ledger.core.graph import Array, Gradients, Leaf, ModelLeaves
 from trainledger.ledger.core.tape import Tape
 from trainledger.ledger.entry import Int
 from trainledger.ledger.ops import operations as op
@@ -35,32 +35,115 @@ def adapt(named: dict[str, Leaf], lora: Lora) -> dict[str, Leaf]:
             continue
         last = what == "bias" or f"{module}.bias" not in named
         weight = named[f"{module}.weight"]
-        a = b = None
+        a = b = magnitude = None
         if last and is_target(name, lora.targets):
             d_out, d_in = weight.shape
             a = leaves[f"{module}.lora_a"] = Leaf(f"{module}.lora_a", (lora.rank, d_in))
             b = leaves[f"{module}.lora_b"] = Leaf(f"{module}.lora_b", (d_out, lora.rank))
+            if lora.dora:
+                magnitude = leaves[f"{module}.lora_magnitude"] = Leaf(f"{module}.lora_magnitude", (d_out,))
         if last:
-            weight.linear = partial(linear, lora=lora, a=a, b=b)
+            weight.linear = partial(linear, lora=lora, a=a, b=b, magnitude=magnitude)
     return leaves
 
 
 def linear(
     tape: Tape, x: Array, w: Leaf, bias: Leaf | None, rows: Int, d_in: Int, d_out: Int, *,
-    lora: Lora, a: Leaf | None, b: Leaf | None,
+    lora: Lora, a: Leaf | None, b: Leaf | None, magnitude: Leaf | None,
 ) -> Array:  # fmt: skip
-    """A frozen linear layer, plus what its adapter adds: dropout(x) A B times alpha / R."""
+    """A frozen linear layer, plus what its adapter adds: dropout(x) A B times alpha / R, or with a magnitude DoRA's."""
     x = op.cast(tape, x, tape.compute_dtype)
     y = _frozen(tape, x, w, bias, rows, d_in, d_out, lora.base_format)
     if a is None or b is None:
         return y
     z = op.dropout(tape, x, lora.dropout)
+    if magnitude is not None:
+        more = _magnified(tape, z, y, w, bias, (rows, d_in, d_out), lora, a, b, magnitude)
+        total = op.add(tape, y, more)
+        del more
+        return op.cast(tape, total, y.dtype)
     low = op.linear(tape, z, a, None, rows, d_in, lora.rank)
     whole = op.linear(tape, low, b, None, rows, lora.rank, d_out)
     del low
     added = op.times_number(tape, whole)
     del whole
     return op.add(tape, y, added)
+
+
+def _magnified(
+    tape: Tape, z: Array, y: Array, w: Leaf, bias: Leaf | None, sizes: tuple[Int, Int, Int], lora: Lora,
+    a: Leaf, b: Leaf, magnitude: Leaf,
+) -> Array:  # fmt: skip
+    """What DoRA adds to a frozen layer's output y of an input z, as `engine.nn.lora` and PEFT compute it."""
+    rows, d_in, d_out = sizes
+    dtype = a.array().dtype
+    eye = tape.make("eye", "copy", elements=d_in * d_in, dtype=dtype)
+    low = _detached(tape, eye, a, d_in, d_in, lora.rank)
+    added = _detached(tape, low, b, d_in, lora.rank, d_out)
+    delta = added if added.dtype == dtype else tape.cast(added, dtype)
+    del added
+    matrix = _wide(tape, w, d_out * d_in, lora.base_format, dtype)
+    scaled = tape.pointwise("mul", delta)
+    joint = tape.pointwise("add", matrix, scaled)
+    del scaled
+    norm = tape.make("linalg_vector_norm", "reduction", joint, elements=d_out, flops=joint.elements)
+    del joint
+    factor = tape.pointwise("div", magnitude.array(), norm)
+    factor.node = tape.node([magnitude.array().node], (norm,), lambda g, norm: [tape.pointwise("div", g, norm)])
+    del norm
+    result = op.linear(tape, z, a, None, rows, d_in, lora.rank)
+    result = op.linear(tape, result, b, None, rows, lora.rank, d_out)
+    if lora.dropout:
+        y = _of_matrix(tape, z, matrix, rows, d_in, d_out)
+    elif bias is not None:
+        y = _less_bias(tape, y, bias)
+    plain = _scaled(tape, op.plus_number(tape, factor, "sub"), y)
+    more = _scaled(tape, factor, result)
+    more = op.times_number(tape, more)
+    return op.add(tape, plain, more)
+
+
+def _detached(tape: Tape, x: Array, w: Leaf, rows: Int, d_in: Int, d_out: Int) -> Array:
+    """x times a parameter, to which no gradient goes."""
+    dtype = tape.compute_dtype
+    matrix, x = (array if array.dtype == dtype else tape.cast(array, dtype) for array in (w.array(), x))
+    return op.matmul(tape, "mm", [x, matrix], (1, rows, d_out, d_in), dtype)
+
+
+def _scaled(tape: Tape, factor: Array, x: Array) -> Array:
+    """A factor for each column times x."""
+    dtype = "fp32" if "fp32" in (factor.dtype, x.dtype) else x.dtype
+    size, formats = x.elements, [factor.dtype, x.dtype]
+
+    def product(g: Array, other: Array) -> Array:
+        return tape.pointwise("mul", g, other, elements=size, dtype=dtype)
+
+    node = op.pairwise(tape, factor, x, product, product, sums=[(0, factor.elements)], formats=formats)
+    y = product(factor, x)
+    y.node = node
+    return y
+
+
+def _less_bias(tape: Tape, y: Array, bias: Leaf) -> Array:
+    """y without the bias that is in it."""
+    vector, formats = bias.array(), [y.dtype]
+    x = tape.pointwise("sub", y, vector, dtype="fp32" if vector.dtype == "fp32" else y.dtype)
+    x.node = tape.node([y.node], (), lambda g: [g], formats=formats)
+    return x
+
+
+def _of_matrix(tape: Tape, z: Array, matrix: Array, rows: Int, d_in: Int, d_out: Int) -> Array:
+    """z times a frozen matrix, which backward reads again."""
+    dtype = tape.compute_dtype
+    matrix = matrix if matrix.dtype == dtype else tape.cast(matrix, dtype)
+
+    def backward(g: Array, matrix: Array) -> Gradients:
+        return [op.matmul(tape, "mm", [g, matrix], (1, rows, d_in, d_out), dtype)]
+
+    node = tape.node([z.node], (matrix,), backward)
+    y = op.matmul(tape, "mm", [z, matrix], (1, rows, d_out, d_in), dtype)
+    y.node = node
+    return y
 
 
 @contextmanager
@@ -87,12 +170,9 @@ def _frozen(
         finally:
             w.linear = way
     dtype = tape.compute_dtype
-    # The codes and their scales, read as so many elements of the codes' format.
-    codes = CODES[base_format]
-    stored = Array(base_nbytes(w.elements, base_format) // nbytes_in(1, codes), codes, None)
 
     def wide() -> Array:
-        return tape.pointwise("dequantize", stored, elements=d_out * d_in, dtype=dtype)
+        return _wide(tape, w, d_out * d_in, base_format, dtype)
 
     node = tape.node([x.node], (), lambda g: [op.matmul(tape, "mm", [g, wide()], (1, rows, d_in, d_out), dtype)])
     matrix = wide()
@@ -101,6 +181,17 @@ def _frozen(
     del matrix, vector
     y.node = node
     return y
+
+
+def _wide(tape: Tape, w: Leaf, elements: Int, base_format: str | None, dtype: str) -> Array:
+    """A frozen weight in a format: itself, a copy of it, or what its codes stand for."""
+    if base_format is None:
+        whole = w.array()
+        return whole if whole.dtype == dtype else tape.cast(whole, dtype)
+    # The codes and their scales, read as so many elements of the codes' format.
+    codes = CODES[base_format]
+    stored = Array(base_nbytes(w.elements, base_format) // nbytes_in(1, codes), codes, None)
+    return tape.pointwise("dequantize", stored, elements=elements, dtype=dtype)
 
 
 def base_nbytes(elements: Int, base_format: str) -> Int:
