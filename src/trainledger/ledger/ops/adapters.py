@@ -71,12 +71,14 @@ def linear(
 
 
 def _magnified(
-    tape: Tape, z: Array, y: Array, w: Leaf, bias: Leaf | None, sizes: tuple[Int, Int, Int], lora: Lora,
-    a: Leaf, b: Leaf, magnitude: Leaf,
-) -> Array:  # fmt: skip
+    tape: Tape, z: Array, y: Array, w: Leaf, bias: Leaf | None, sizes: tuple[Int, ...], lora: Lora, *parts: Leaf
+) -> Array:
     """What DoRA adds to a frozen layer's output y of an input z, as `engine.nn.lora` and PEFT compute it."""
-    rows, d_in, d_out = sizes
+    (rows, d_in, d_out), (a, b, magnitude) = sizes, parts
     dtype = a.array().dtype
+    # The norm gets no gradient (Liu et al. 2024, section 4.3), so that of B A nothing is kept. PEFT 0.21 makes it of an
+    # identity that goes through both factors (tuners/lora/dora.py, ``get_lora_weight``: a product of the two alone
+    # fails under FSDP), and holds both, as well as a wide copy of the weight, until the output is there.
     eye = tape.make("eye", "copy", elements=d_in * d_in, dtype=dtype)
     low = _detached(tape, eye, a, d_in, d_in, lora.rank)
     added = _detached(tape, low, b, d_in, lora.rank, d_out)
@@ -93,6 +95,7 @@ def _magnified(
     del norm
     result = op.linear(tape, z, a, None, rows, d_in, lora.rank)
     result = op.linear(tape, result, b, None, rows, lora.rank, d_out)
+    # With dropout the frozen layer runs once more, on what dropout left, without its bias.
     if lora.dropout:
         y = _of_matrix(tape, z, matrix, rows, d_in, d_out)
     elif bias is not None:
