@@ -148,19 +148,19 @@ def test_tensors_are_described_without_torch() -> None:
 CEILINGS: dict[str, tuple[int, int, int]] = {
     "answers": (82, 11357, 1353),
     "catalog": (3, 251, 22),
-    "cli": (15, 2053, 339),
-    "engine": (69, 10405, 1106),
+    "cli": (15, 2050, 339),
+    "engine": (69, 10438, 1106),
     "forecast": (58, 10076, 891),
-    "ledger": (48, 7542, 552),
+    "ledger": (48, 7607, 552),
     "observe": (40, 5852, 628),
     "report": (13, 1717, 145),
-    "spec": (50, 8258, 451),
+    "spec": (50, 8263, 451),
     "tensors": (10, 1946, 108),
     "trace": (51, 9249, 769),
     "web": (28, 3935, 495),
 }
 # Of the whole: files, lines, ``fmt: skip``, short files with a single importer in their folder.
-MOST_FILES, MOST_LINES, MOST_SKIPS, MOST_LONE = 469, 102088, 150, 5
+MOST_FILES, MOST_LINES, MOST_SKIPS, MOST_LONE = 469, 102220, 150, 5
 
 
 @pytest.mark.parametrize("room", CEILINGS)
@@ -228,7 +228,7 @@ def lines_of(paths: Iterable[Path]) -> int:
     return sum(path.read_text(encoding="utf-8").count("\n") for path in paths)
 
 
-MOST_TEST_LINES = 73_975
+MOST_TEST_LINES = 74_047
 
 
 def test_tests_keep_below_their_ceiling() -> None:
