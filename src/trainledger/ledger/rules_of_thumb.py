@@ -307,8 +307,9 @@ def _kernels(run: Run, ledger: Ledger) -> Int:
 
 
 def is_attention(entry: Entry) -> bool:
-    """Whether an entry multiplies queries with keys or probabilities with values, in one kernel or unfused."""
-    return entry.kind == "attention" or (entry.kind == "matmul" and entry.path.endswith(".self_attn"))
+    """Whether an entry multiplies queries with keys (an indexer's too) or probabilities with values, fused or not."""
+    unfused = entry.path.endswith((".self_attn", ".self_attn.indexer"))
+    return entry.kind == "attention" or (entry.kind == "matmul" and unfused)
 
 
 CONVENTIONS = {
