@@ -19,6 +19,7 @@ from published_sources import LATER, LaterSource
 
 from trainledger import catalog
 from trainledger.answers.load import load
+from trainledger.spec.convert import trainers
 from trainledger.spec.convert.megatron import from_arguments, from_values
 from trainledger.spec.device import Device
 from trainledger.spec.problem import InvalidInput
@@ -217,12 +218,13 @@ def _maxtext(row: Row) -> Table:
     chips, slices = int(row["count"]), 2 if "2 slices" in row["layout"] else 1
     if not row["precision"].startswith("bf16"):
         raise NotModelledError("matmuls in int8 or fp8 of which a TPU's format is not stated")
-    offloaded = "decoder_layer_input=offload" in row["recompute"]
+    policy, *named = row["recompute"].split() or ["full"]
+    keys = {"remat_policy": policy} | dict(each.split("=") for each in named)
+    read = trainers.from_values(keys, program="MaxText").table["recipe"]
     recipe = {
         "seq_len": int(row["seq_len"]), "micro_batch": int(row["global_batch"]) // chips, "steps": 1,
         "global_batch": int(row["global_batch"]), "precision": "bf16-sharded", "attention": "flash", "compile": True,
-        "activation_checkpointing": {"kind": "full", "inputs": "host" if offloaded else "device"},
-        "loss": {"kind": "chunked", "chunks": 8},
+        "activation_checkpointing": read["activation_checkpointing"],
     }  # fmt: skip
     layout = {"replicate": slices, "shard": chips // slices}
     return {"model": _model(row), "recipe": recipe, "layout": layout, "cluster": {"devices_per_node": chips // slices}}

@@ -7,12 +7,15 @@ from contextlib import nullcontext
 from dataclasses import replace
 
 from trainledger.ledger.core.graph import Array, ModelLeaves
+from trainledger.ledger.core.recording import Hook
 from trainledger.ledger.core.sizes import is_zero, sizes_of
 from trainledger.ledger.core.tape import Tape
 from trainledger.ledger.entry import GRADIENTS_ON_HOST, HOST, STATES_ON_HOST, Amounts, Int
 from trainledger.ledger.ledger import Ledger
-from trainledger.ledger.memory.compiled_blocks import hooks_of
+from trainledger.ledger.memory.compiled_blocks import hooks_of, uncovered
+from trainledger.ledger.memory.compiled_schedule import Kernels
 from trainledger.ledger.memory.timeline import peak_nbytes
+from trainledger.ledger.memory.xla import WholeStep
 from trainledger.ledger.model.forward import buffers_nbytes
 from trainledger.ledger.optimizers.states import (
     adapt_scale,
@@ -62,9 +65,11 @@ def follow_places(ranks: Sequence[RankPlan], *, backend: str) -> tuple[Ledger, .
     """The ledgers of ranks of a stage with pieces of different sizes: only their updates differ."""
     rank = ranks[0]
     precision, recipe = rank.run.recipe.precision, rank.run.recipe
-    if len(ranks) > 1 and (recipe.compile or _copies_gradients(precision)):  # their updates change what was before
+    if len(ranks) > 1 and (
+        recipe.compiles_blocks or _copies_gradients(precision)
+    ):  # their updates change what was before
         return tuple(follow(each, backend=backend) for each in ranks)
-    hooks, note = hooks_of(rank) if recipe.compile or recipe.of_megatron else ((), "")
+    hooks, note = _hooks(rank)
     tape = Tape(precision, backend, hooks)
     tape.sends_gradients = rank.offload(backend) is not None and rank.sends_gradients and not rank.sharded
     sizes = sizes_of(rank.run, backend)
@@ -91,6 +96,15 @@ def follow_places(ranks: Sequence[RankPlan], *, backend: str) -> tuple[Ledger, .
         )
         found.append(replace(ledger, reserved=reserved(each, ledger, backend=backend)))
     return tuple(found)
+
+
+def _hooks(rank: RankPlan) -> tuple[tuple[Hook, ...], str]:
+    """What a compiler, or Megatron-LM's fused kernels, change of the step, and a sentence on what is not covered."""
+    recipe = rank.run.recipe
+    if recipe.framework != "jax":
+        return hooks_of(rank) if recipe.compile or recipe.of_megatron else ((), "")
+    as_eager = uncovered(rank)
+    return ((Kernels(),), as_eager) if as_eager else ((Kernels(), WholeStep(rank)), "")
 
 
 def forwards(run: Run, *, backend: str) -> int:

@@ -67,7 +67,7 @@ class Watch:
     window: int = setting("steps of a window", 100, at_least=5, at_most=10_000)
 
 
-FRAMEWORKS = ("torch", "megatron-core", "megatron-local", "deepspeed")
+FRAMEWORKS = ("torch", "megatron-core", "megatron-local", "deepspeed", "jax")
 OFFLOADS = ("optimizer", "parameters")
 ATTENTIONS = ("sdpa", "math", "flash", "efficient", "cudnn")
 
@@ -201,7 +201,8 @@ class Recipe:
         "the program whose rules of memory are accounted for: torch = PyTorch's own modules and optimizers, eager; "
         "megatron-core = Megatron-LM's layers on Transformer Engine, its loss, and its buffers of gradients; "
         "megatron-local = the same without Transformer Engine; deepspeed = PyTorch's modules, and what DeepSpeed's "
-        "pipeline engine and ZeRO-1 optimizers of 2022 hold",
+        "pipeline engine and ZeRO-1 optimizers of 2022 hold; jax = a step that XLA compiles whole, as "
+        "MaxText's (the default on TPUs)",
         "torch",
         choices=FRAMEWORKS,
     )
@@ -339,6 +340,16 @@ class Recipe:
     def of_megatron(self) -> bool:
         """The program is Megatron-LM, on Transformer Engine or without."""
         return self.framework in ("megatron-core", "megatron-local")
+
+    @property
+    def compiles_blocks(self) -> bool:
+        """Blocks are compiled: by torch.compile, or with the whole step by XLA."""
+        return self.compile or self.framework == "jax"
+
+    @property
+    def compiles_loss(self) -> bool:
+        """The loss of all logits is compiled: by torch.compile, or with the whole step by XLA."""
+        return self.loss.kind == "compiled" or self.framework == "jax"
 
     @property
     def compiles(self) -> bool:

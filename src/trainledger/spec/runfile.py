@@ -80,6 +80,8 @@ def parse(
     problems: list[Problem] = []
     sections = _sections(table, problems)
     put_overrides(SECTIONS, sections, overrides, problems)
+    if str(sections["cluster"].get("device", "")).startswith("tpu-"):
+        sections["recipe"].setdefault("framework", "jax")
     base = _model_base(sections["model"], presets, from_config, problems)
     own = {key: value for key, value in sections["model"].items() if key not in ("preset", "config")}
     sections["model"] = merged(ModelSpec, merged(ModelSpec, {}, base or {}), own)

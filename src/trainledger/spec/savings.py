@@ -15,6 +15,7 @@ KEEPABLE = (
     "matmuls", "attention", "mm", "addmm", "bmm", "_scaled_mm", "grouped_mm", "_scaled_grouped_mm", "all_to_all",
     "silu", "gelu", "_softmax", "native_layer_norm", "native_dropout",
 )  # fmt: skip
+MATMULS = ("mm", "addmm", "_scaled_mm")
 ATTENTION_KERNELS = (
     "_scaled_dot_product_flash_attention_for_cpu",
     "_scaled_dot_product_flash_attention",
@@ -24,8 +25,8 @@ ATTENTION_KERNELS = (
 )
 
 
-def keeper(keep: tuple[str, ...]) -> Callable[[str], bool]:
-    """Says of one operation after the other, by name, whether selective recomputation keeps its output.
+def keeper(keep: tuple[str, ...]) -> Callable[..., bool]:
+    """Says of one operation after the other, by name and module path, whether recomputation keeps its output.
 
     It counts matmuls, so each run of a block needs its own.
 
@@ -35,18 +36,20 @@ def keeper(keep: tuple[str, ...]) -> Callable[[str], bool]:
     >>> eight_bits = keeper(("matmuls",))
     >>> [eight_bits("_scaled_mm") for _ in range(3)]
     [True, False, True]
+    >>> keeper(("o_proj",))("mm", "layers.*.self_attn.o_proj")
+    True
     """
     names = set(keep)
     if names & {"attention", "matmuls"}:
         names |= set(ATTENTION_KERNELS)
     matmuls = 0
 
-    def kept(name: str) -> bool:
+    def kept(name: str, path: str = "") -> bool:
         nonlocal matmuls
-        if "matmuls" in keep and name in ("mm", "addmm", "_scaled_mm"):
+        if "matmuls" in keep and name in MATMULS:
             matmuls += 1
             return matmuls % 2 == 1 or name in names
-        return name in names
+        return name in names or (name in MATMULS and path.rpartition(".")[2] in names)
 
     return kept
 
@@ -55,12 +58,22 @@ def _every() -> Any:
     return setting("every n-th block is recomputed, the others keep all", default=1, at_least=1, at_most=1000)
 
 
+def _inputs() -> Any:
+    return setting(
+        "memory that keeps the blocks' inputs: device, or host, moved while others compute (MaxText's "
+        "decoder_layer_input = offload)",
+        "device",
+        choices=("device", "host"),
+    )
+
+
 class Checkpointing:
     """Activation checkpointing: backward recomputes instead of keeping (Chen et al. 2016, arXiv 1604.06174)."""
 
     kind: ClassVar[str]
     every: int = 1
     inputs: str = "device"
+    offload: tuple[str, ...] = ()
 
     @property
     def ends_apart(self) -> bool:
@@ -82,12 +95,7 @@ class Full(Checkpointing):
     kind = "full"
 
     every: int = _every()
-    inputs: str = setting(
-        "memory that keeps the blocks' inputs: device, or host, moved while others compute (MaxText's "
-        "decoder_layer_input = offload)",
-        "device",
-        choices=("device", "host"),
-    )
+    inputs: str = _inputs()
 
 
 @frozen(kw_only=True)
@@ -115,11 +123,13 @@ class Selective(Checkpointing):
     kind = "selective"
 
     every: int = _every()
-    keep: tuple[str, ...] = setting(
+    keep: tuple[str, ...] | None = setting(
         "operations whose outputs are kept, by PyTorch's name; matmuls = attention and every second matmul; attention "
-        "= the fused kernel",
+        "= the fused kernel; in a step that XLA compiles also a linear layer's, such as q_proj",
         ("matmuls",),
     )
+    offload: tuple[str, ...] = setting("such operations whose outputs go to host memory (framework jax)", ())
+    inputs: str = _inputs()
 
 
 @frozen(kw_only=True)
@@ -196,6 +206,7 @@ LOSSES: dict[str, type[Loss]] = {cls.kind: cls for cls in (FullLoss, ChunkedLoss
 
 ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj", "q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj")
 MLP = ("gate_proj", "up_proj", "down_proj")
+LINEAR = (*ATTENTION, *MLP)
 TARGETS = ("linear", "attention", "mlp", *ATTENTION, *MLP)  # what people name: all, a half, or one
 WHOLE = ("embed_tokens", "lm_head")  # what is trained beside adapters
 BASE_FORMATS = ("bf16", "int8", "nf4")
@@ -234,11 +245,11 @@ def is_linear(name: str) -> bool:
     (True, False, False)
     """
     module, _, what = name.rpartition(".")
-    return module.rpartition(".")[2] in (*ATTENTION, *MLP) and what in ("weight", "bias")
+    return module.rpartition(".")[2] in LINEAR and what in ("weight", "bias")
 
 
 def is_target(name: str, targets: tuple[str, ...]) -> bool:
     """The layer of this parameter gets an adapter, where these TARGETS do."""
     module = name.rpartition(".")[0].rpartition(".")[2]
-    named = {"linear": (*ATTENTION, *MLP), "attention": ATTENTION, "mlp": MLP}
+    named = {"linear": LINEAR, "attention": ATTENTION, "mlp": MLP}
     return any(module in named.get(target, (target,)) for target in targets)

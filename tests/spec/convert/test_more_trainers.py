@@ -330,11 +330,26 @@ PRETRAINERS: dict[str, tuple[dict[str, Any], int, dict[str, Any]]] = {
             "model.d_model": 4096,
             "layout.shard": 8,
             "recipe.precision.kind": "bf16-sharded",
-            "recipe.activation_checkpointing.keep": ("mm", "addmm", "attention"),
+            "recipe.activation_checkpointing.keep": ("mm", "addmm", "grouped_mm", "attention"),
+            "recipe.framework": "jax",
         },
     ),
     "layers' inputs of MaxText in host memory": (
         MAXTEXT | {"decoder_layer_input": "offload", "query_proj": "offload", "remat_policy": "custom"},
+        8,
+        {
+            "recipe.activation_checkpointing.keep": None,
+            "recipe.activation_checkpointing.offload": ("q_proj",),
+            "recipe.activation_checkpointing.inputs": "host",
+        },
+    ),
+    "outputs that a policy of MaxText names": (
+        MAXTEXT | {"remat_policy": "save_dot_except_mlp"},
+        8,
+        {"recipe.activation_checkpointing.keep": ("q_proj", "k_proj", "v_proj", "o_proj")},
+    ),
+    "inputs alone that a policy of MaxText offloads": (
+        MAXTEXT | {"decoder_layer_input": "offload", "query_proj": "remat", "remat_policy": "custom"},
         8,
         {"recipe.activation_checkpointing.kind": "full", "recipe.activation_checkpointing.inputs": "host"},
     ),
@@ -576,7 +591,8 @@ def test_a_script_is_read_and_not_run(tmp_path: Path) -> None:
             "activation_checkpoint.memory_budget",
             "budget",
         ),
-        (MAXTEXT | {"remat_policy": "save_dot_except_mlp"}, "remat_policy", "is not accounted for"),
+        (MAXTEXT | {"remat_policy": "save_most"}, "remat_policy", "is not accounted for"),
+        (MAXTEXT | {"remat_policy": "custom", "context": "disk"}, "context", "must be remat, device or offload"),
         (MAXTEXT | {"sparse_matmul": False}, "sparse_matmul", "computes experts densely"),
         (MAXTEXT | {"per_device_batch_size": 0.5}, "per_device_batch_size", "must be a whole number"),
         (
@@ -606,6 +622,7 @@ def test_tables_name_only_what_a_run_has(program: str) -> None:
     said = {*table["fields"].values(), *table["always"], *table["products"]}
     said |= {path for words in table["words"].values() for meaning in words.values() for path in meaning}
     parts = ("run", "target", "recipe", "layout", "optimizer", "schedule", "lora", "model", "precision", "objective")
+    parts = (*parts, "remat", "named")
     assert all(path in ("note", "refuse") or path.partition(".")[0] in parts for path in said)
 
 

@@ -76,7 +76,7 @@ def _options(recipe: Recipe) -> dict[str, Any]:
     options: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": _draws(recipe)}
     if isinstance(recipe.activation_checkpointing, Selective):
         contexts: Callable[..., Any] = create_selective_checkpoint_contexts
-        keep = recipe.activation_checkpointing.keep
+        keep = recipe.activation_checkpointing.keep or ()
         options["context_fn"] = lambda: contexts(policy(keep))  # a policy counts, so each forward has its own
     return options
 

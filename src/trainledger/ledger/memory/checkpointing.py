@@ -27,7 +27,9 @@ class Frame(Hook):
     The outputs of operations in ``keep`` are kept as well, and not recomputed.
     """
 
-    def __init__(self, tape: Tape, again: Callable[[], object], keep: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self, tape: Tape, again: Callable[[], object], keep: tuple[str, ...] = (), offload: tuple[str, ...] = ()
+    ) -> None:
         self.tape = tape
         self.again = again  # and with it the input, which lives until the last backward of the part is over
         self.frees_before_sums = True
@@ -37,7 +39,7 @@ class Frame(Hook):
         self._blocks: list[BlockRun] = []  # that run in it
         self._repeated: Iterator[BlockRun] = iter(())
         self._keep = keep
-        self._keeps = keeper(keep)
+        self._keeps, self._sends = keeper(keep), keeper(offload)
         self._kept: dict[str, list[list[Array]]] = {}
 
     def saved(self, arrays: tuple[Array, ...]) -> int:
@@ -54,14 +56,22 @@ class Frame(Hook):
 
     def recall(self, name: str) -> list[Array] | None:
         """In the second run, what the first one kept of this operation's output."""
-        if not self.collecting or not self._keeps(name):
+        if not self.collecting:
             return None
-        return self._kept[name].pop(0)
+        if self._sends(name, self.tape.path):
+            kept = self._kept[name].pop(0)
+            return [self.tape.moved("to_device", array, "scratch", overlap="compute") for array in kept]
+        return self._kept[name].pop(0) if self._keeps(name, self.tape.path) else None
 
     def emitted(self, event: Event, reads: Sequence[Array], changes: Sequence[Array], made: Sequence[Array]) -> None:
         """In the first run, keep an operation's output where that is asked for."""
-        name = event.facts["name"]
-        if not self.collecting and self._keeps(name):
+        name, path = event.facts["name"], event.facts["path"]
+        if self.collecting:
+            return
+        if self._sends(name, path):
+            sent = [self.tape.moved("to_host", array, HOST, overlap="compute") for array in made]
+            self._kept.setdefault(name, []).append(sent)
+        elif self._keeps(name, path):
             self._kept.setdefault(name, []).append([array.view() for array in made])
             for one in self._blocks:
                 one.recalled.update(id(array.memory.record) for array in made if array.memory is not None)
@@ -90,12 +100,16 @@ class Frame(Hook):
 
 
 def checkpointed(
-    tape: Tape, run: Callable[..., Array], *inputs: Array, keep: tuple[str, ...] = (), on_host: bool = False
-) -> Array:
-    """The output of ``run(*inputs)``, of which only the inputs are kept, or copies of them ``on_host``."""
+    tape: Tape, run: Callable[..., Array], *inputs: Array, keep: tuple[str, ...] = (), offload: tuple[str, ...] = (),
+    on_host: bool = False,
+) -> Array:  # fmt: skip
+    """The output of ``run(*inputs)``, of which only the inputs are kept, or copies of them ``on_host``.
+
+    Operations of ``keep`` keep their outputs too, those of ``offload`` in host memory.
+    """
     if not tape.graph:
         return run(*inputs)
-    frame = Frame(tape, lambda: run(*inputs), keep)
+    frame = Frame(tape, lambda: run(*inputs), keep, offload)
     if not on_host:
         with tape.hooked(frame):
             return run(*inputs)

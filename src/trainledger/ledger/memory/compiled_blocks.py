@@ -16,7 +16,7 @@ from trainledger.ledger.entry import BlockRun, Event, Storage
 from trainledger.ledger.memory.compiled_graph import Operation, Values, once
 from trainledger.ledger.memory.compiled_schedule import Kernel, Kernels, Schedule, on_demand
 from trainledger.ledger.parallel.rank_plan import RankPlan
-from trainledger.spec.savings import Selective
+from trainledger.spec.savings import LINEAR, Selective
 
 STATES = {"_scaled_dot_product_flash_attention_for_cpu": 5056, "native_dropout": 8}  # a CPU's generator, a seed
 COVERED = ("none", "full", "segments", "selective")
@@ -29,9 +29,11 @@ def uncovered(rank: RankPlan) -> str:
     again = recipe.activation_checkpointing
     if not is_one(layout.expert):
         why = "expert ranks, whose tokens are counted while they run"
-    elif isinstance(again, Selective) and (apart := [each for each in again.keep if each not in WHOLE]):
+    elif isinstance(again, Selective) and (
+        apart := [name for name in again.keep or () if name not in (*WHOLE, *LINEAR)]
+    ):
         why = f'activation_checkpointing.keep = "{apart[0]}", which it decomposes'
-    elif again.inputs == "host":
+    elif again.inputs == "host" and rank.run.recipe.framework != "jax":
         why = 'activation_checkpointing.inputs = "host"'
     elif again.kind not in COVERED or (again.kind == "segments" and rank.gathers):
         why = f'activation_checkpointing = "{again.kind}"'
@@ -81,11 +83,12 @@ def hooks_of(rank: RankPlan) -> tuple[tuple[Hook, ...], str]:
 class Lifetimes(Hook):
     """Follows the compiled blocks of a step and sets the lifetimes of their memory at its end.
 
-    ``inside`` says that checkpoints are inside of what is compiled.
+    ``inside`` says that checkpoints are inside of what is compiled, ``in_place`` that a kernel's output may take the
+    memory of what it reads last.
     """
 
-    def __init__(self, *, inside: bool) -> None:
-        self._inside = inside
+    def __init__(self, *, inside: bool, in_place: bool = True) -> None:
+        self._inside, self._in_place = inside, in_place
         self._blocks: dict[BlockRun, Block] = {}
         self._maker: dict[int, Block] = {}
         self._outside: set[int] = set()
@@ -95,12 +98,14 @@ class Lifetimes(Hook):
         phase, name, run = event.facts["phase"], event.facts["name"], event.block
         block = None
         if run is not None:
-            block = self._blocks.get(run) or self._blocks.setdefault(run, Block(run, inside=self._inside))
+            block = self._blocks.get(run) or self._blocks.setdefault(
+                run, Block(run, inside=self._inside, in_place=self._in_place)
+            )
         operation = Operation(event, [*changes, *reads])
         adds_up = phase == "backward" and name == "add_"  # to a gradient, when the block is through
         if block is not None and adds_up:
             block.sums.append(operation)
-        if adds_up or event.facts["kind"] == "allocate" or name in ("send", "recv"):
+        if adds_up or event.facts["kind"] in ("allocate", "transfer") or name in ("send", "recv"):
             block = None  # a ring has its buffers even if the code around it is compiled
         self._outside.update(
             id(read) for read in operation.reads if self._maker.get(id(read)) is not block or not block
@@ -204,8 +209,9 @@ class Block:
     result: Storage  # of the last block in the loop
     schedule: Schedule | None = None
 
-    def __init__(self, run: BlockRun, *, inside: bool) -> None:
+    def __init__(self, run: BlockRun, *, inside: bool, in_place: bool) -> None:
         self.inside = inside and run.checkpointed
+        self.in_place = in_place
         self.recalled = run.recalled
         self.forward: list[Operation] = []
         self.again: list[Operation] = []
@@ -311,7 +317,7 @@ class Block:
 
     def _take_places(self, kernel: Kernel, schedule: Schedule, before: int) -> None:
         """A result reuses the memory of an equally large tensor that only its operation reads."""
-        for made, operation in kernel.writes.values() if kernel.fused else ():
+        for made, operation in kernel.writes.values() if kernel.fused and self.in_place else ():
             for key, (read, readers) in kernel.reads.items():
                 alone = readers == [operation] and schedule.last[key] is kernel and same(read.nbytes, made.nbytes)
                 ends = alone and self.lives.ends(read, kernel.operations[-1].at)
@@ -342,7 +348,7 @@ class Block:
                     self.lives.change(storage, None, None)
         for before, operation in pairwise(run.operations):
             free = [storage for storage in run.read_last(operation) if self.lives.ends(storage, operation.at)]
-            for made in operation.made if operation.fused else ():
+            for made in operation.made if operation.fused and self.in_place else ():
                 place = next((storage for storage in free if same(storage.nbytes, made.nbytes)), None)
                 if id(made) in run.held and place is not None and self.lives.end_sooner(place, before.at):
                     free.remove(place)

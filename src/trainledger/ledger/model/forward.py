@@ -140,12 +140,13 @@ def run_layers(
     if again.kind == "offload":
         shared = [*chain(*angles.values()), *(mask for mask in masks.values() if mask is not None)]
         with tape.hooked(Offload(tape, shared)):
-            return _run_groups(tape, leaves, first.pop(), run_of, ())
+            return _run_groups(tape, leaves, first.pop(), run_of, checkpointed)
     if again.kind == "from-start":
         rounds = [one for segment in leaves.segments for one in segment.rounds("layers")]
         return recompute_from_input(tape, rounds, first.pop(), lambda x, blocks: run_of(blocks)(x))
-    keep = again.keep if isinstance(again, Selective) else ()
-    return _run_groups(tape, leaves, first.pop(), run_of, keep, again.inputs == "host")
+    keep = again.keep or () if isinstance(again, Selective) else ()
+    checked = partial(checkpointed, keep=keep, offload=again.offload, on_host=again.inputs == "host")
+    return _run_groups(tape, leaves, first.pop(), run_of, checked)
 
 
 def _run(tape: Tape, sizes: Sizes, members: Members, x: Array) -> Array:
@@ -159,15 +160,13 @@ def _run(tape: Tape, sizes: Sizes, members: Members, x: Array) -> Array:
 RunOf = Callable[[tuple[BlockLeaves, ...]], Callable[[Array], Array]]
 
 
-def _run_groups(
-    tape: Tape, leaves: ModelLeaves, x: Array, run_of: RunOf, keep: tuple[str, ...], on_host: bool = False
-) -> Array:
+def _run_groups(tape: Tape, leaves: ModelLeaves, x: Array, run_of: RunOf, checked: Callable[..., Array]) -> Array:
     for index, segment in enumerate(leaves.segments):
         for name, count, blocks in segment.rounds(f"layers {index}"):
             with tape.loop(name, count):
                 for again, group in _groups(segment, blocks) if tape.graph else ((False, (each,)) for each in blocks):
                     run = run_of(group)
-                    x = checkpointed(tape, run, x, keep=keep, on_host=on_host) if again else run(x)
+                    x = checked(tape, run, x) if again else run(x)
     return x
 
 

@@ -14,7 +14,7 @@ from trainledger.spec.rules.data import data_problems, document_problems, length
 from trainledger.spec.rules.layout import layout_problems
 from trainledger.spec.rules.model import model_problems
 from trainledger.spec.run import Run
-from trainledger.spec.savings import ATTENTION, KEEPABLE, MLP, TARGETS, WHOLE, Selective, is_target
+from trainledger.spec.savings import ATTENTION, KEEPABLE, LINEAR, MLP, TARGETS, WHOLE, Selective, is_target
 from trainledger.spec.units import round_up
 
 
@@ -292,6 +292,14 @@ def _framework(recipe: Recipe) -> Iterator[Problem]:
         yield Problem("recipe.gradient_fusion", True, rule, False)
     if recipe.of_megatron and recipe.loss.kind in ("chunked", "fused"):
         yield Problem("recipe.loss", recipe.loss.kind, "is not available in Megatron-LM (recipe.framework)", "compiled")
+    if recipe.framework == "jax":
+        torchs = {"fused": "chunked", "in-place": "full", "compiled": "full"}
+        if recipe.loss.kind in torchs:
+            rule = "is a loss of PyTorch's programs; XLA compiles the step whole (recipe.framework = jax)"
+            yield Problem("recipe.loss", recipe.loss.kind, rule, torchs[recipe.loss.kind])
+        if recipe.lora is not None:
+            rule = "is not accounted for in a step that XLA compiles (recipe.framework = jax)"
+            yield Problem("recipe.lora.rank", recipe.lora.rank, rule, "recipe.framework = torch")
     if recipe.of_megatron and recipe.lora is not None:
         rule = "is not accounted for in Megatron-LM (recipe.framework)"
         yield Problem("recipe.lora.rank", recipe.lora.rank, rule, "recipe.framework = torch")
@@ -334,10 +342,15 @@ def _recomputation(recipe: Recipe) -> Iterator[Problem]:
     if recipe.loss.kind == "fused" and (precision.copies == "gathered" or precision.loss_scaling):
         rule = f"computes gradients in forward, which precision {precision.kind} scales or gathers afterwards"
         yield Problem("recipe.loss", "fused", rule, "chunked")
-    for name in again.keep if isinstance(again, Selective) else ():
-        if name not in KEEPABLE:
-            rule = f"must be of {', '.join(KEEPABLE)}"
-            yield Problem("recipe.activation_checkpointing.keep", name, rule, nearest_text(name, KEEPABLE))
+    keepable = (*KEEPABLE, *LINEAR) if recipe.framework == "jax" else KEEPABLE
+    for field in ("keep", "offload") if isinstance(again, Selective) else ():
+        for name in getattr(again, field) or ():
+            if name not in keepable:
+                rule = f"must be of {', '.join(keepable)}"
+                yield Problem(f"recipe.activation_checkpointing.{field}", name, rule, nearest_text(name, keepable))
+    if again.offload and recipe.framework != "jax":
+        rule = "go to host memory in a step that XLA compiles: recipe.framework = jax"
+        yield Problem("recipe.activation_checkpointing.offload", list(again.offload), rule, "none")
 
 
 def _adapter_recipe(recipe: Recipe) -> Iterator[Problem]:

@@ -217,7 +217,8 @@ def _recipe(read: Reading, layout: Mapping[str, Any], data_ranks: int) -> dict[s
     if said.get("run.recompute_shards") and layout.get("shard", 1) > 1:
         section["activation_checkpointing"] = "full"
     if (chunks := said.get("run.chunks")) and "tensor" not in layout:
-        loss = "chunked" if section["precision"]["kind"].endswith("-sharded") else "fused"
+        apart = section["precision"]["kind"].endswith("-sharded") or section.get("framework") == "jax"
+        loss = "chunked" if apart else "fused"
         section["loss"] = {"kind": loss, "chunks": chunks}
     if said.get("run.inputs_on_host"):
         if section.get("activation_checkpointing") == "full":
@@ -229,6 +230,8 @@ def _recipe(read: Reading, layout: Mapping[str, Any], data_ranks: int) -> dict[s
                 True,
                 "moves all saved activations to host memory, which is accounted for with gradient checkpointing alone",
             )
+    if policy := read.group("remat"):
+        section["activation_checkpointing"] = _named(read, policy)
     if said.get("run.selective") and (every := said.get("run.every")):
         section["activation_checkpointing"] = {"kind": "full", "every": every}
     schedule = {"kind": "cosine"} | read.group("schedule")
@@ -246,6 +249,29 @@ def _recipe(read: Reading, layout: Mapping[str, Any], data_ranks: int) -> dict[s
             warmup = min(warmup, section["steps"])
         schedule |= {"warmup_steps": warmup} if warmup else {}
     return section | {"schedule": schedule}
+
+
+# Outputs that MaxText names together.
+_TOGETHER = {
+    "qkv": ("q_proj", "k_proj", "v_proj"), "kv": ("k_proj", "v_proj"), "gate_up": ("gate_proj", "up_proj"),
+}  # fmt: skip
+
+
+def _named(read: Reading, policy: dict[str, Any]) -> dict[str, Any]:
+    """Checkpointing by the names of what is kept, on the device or the host; a custom policy has a key for each."""
+    places = read.group("named") if policy.get("custom") else policy
+    for name, place in places.items():
+        if place not in ("remat", "device", "offload"):
+            read.refuse(read.key_of(f"named.{name}"), place, "must be remat, device or offload", "remat")
+    inputs = "host" if places.pop("inputs", "") == "offload" else "device"
+    keep, offload = (
+        [each for name, place in places.items() if place == where for each in _TOGETHER.get(name, (name,))]
+        for where in ("device", "offload")
+    )
+    if not keep and not offload:
+        return {"kind": "full", "inputs": inputs}
+    sent = {"offload": offload} if offload else {}
+    return {"kind": "selective", "keep": keep or "none", "inputs": inputs} | sent
 
 
 def _batch(read: Reading, data_ranks: int, *, pipeline: bool) -> dict[str, Any]:
