@@ -739,6 +739,10 @@ LISTS_OF_NAMES = {
         ["matmuls", "attention"],
         {"recipe.activation_checkpointing": "selective"},
     ),
+    "recipe.activation_checkpointing.offload": (
+        ["matmuls", "attention"],
+        {"recipe.framework": "jax", "recipe.activation_checkpointing": "selective"},
+    ),
     "layout.overlap": (["gradients", "parameters"], {"layout.shard": 2, "layout.zero": 1, "cluster.count": 2}),
 }
 

@@ -213,7 +213,18 @@ def _mlperf(row: Row) -> Table:
     return table
 
 
+# What the pages of some rows say beside them: num_vocab_tiling of Gemma 3's workloads; those of mixtral_8x22b_dropped are in
+# MaxText's benchmarks/maxtext_trillium_model_configs.py (e591f30).
+_TILES = {"gemma3-12b": 16}
+_DROPPED = {
+    "seq_len": "4096", "global_batch": "2048", "layout": "fsdp; ep 4",
+    "recompute": "custom decoder_layer_input=offload out_proj=offload query_proj=offload key_proj=offload "
+                 "value_proj=offload",
+}  # fmt: skip
+
+
 def _maxtext(row: Row) -> Table:
+    row = row | _DROPPED if row["model"] == "mixtral-8x22b" else row
     _stated(row, "seq_len", "global_batch")
     chips, slices = int(row["count"]), 2 if "2 slices" in row["layout"] else 1
     if not row["precision"].startswith("bf16"):
@@ -226,7 +237,11 @@ def _maxtext(row: Row) -> Table:
         "global_batch": int(row["global_batch"]), "precision": "bf16-sharded", "attention": "flash", "compile": True,
         "activation_checkpointing": read["activation_checkpointing"],
     }  # fmt: skip
-    layout = {"replicate": slices, "shard": chips // slices}
+    if tiles := _TILES.get(row["model"]):
+        recipe["loss"] = {"kind": "chunked", "chunks": tiles}
+    if row["model"] == "mixtral-8x22b":
+        recipe["expert_dispatch"] = {"kind": "capacity", "factor": 1.25}
+    layout = {"replicate": slices, "shard": chips // slices, "expert": _ways(row, "ep")}
     return {"model": _model(row), "recipe": recipe, "layout": layout, "cluster": {"devices_per_node": chips // slices}}
 
 
