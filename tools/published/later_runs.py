@@ -213,7 +213,7 @@ def _mlperf(row: Row) -> Table:
     return table
 
 
-# What the pages of some rows say beside them: num_vocab_tiling of Gemma 3's workloads; those of mixtral_8x22b_dropped are in
+# What the pages of some rows say beside them: num_vocab_tiling of Gemma 3's workloads; mixtral_8x22b_dropped is in
 # MaxText's benchmarks/maxtext_trillium_model_configs.py (e591f30).
 _TILES = {"gemma3-12b": 16}
 _DROPPED = {
