@@ -342,14 +342,9 @@ class Recipe:
         return self.framework in ("megatron-core", "megatron-local")
 
     @property
-    def compiles_blocks(self) -> bool:
-        """Blocks are compiled: by torch.compile, or with the whole step by XLA."""
-        return self.compile or self.framework == "jax"
-
-    @property
-    def compiles_loss(self) -> bool:
-        """The loss of all logits is compiled: by torch.compile, or with the whole step by XLA."""
-        return self.loss.kind == "compiled" or self.framework == "jax"
+    def whole_step(self) -> bool:
+        """XLA compiles the step whole."""
+        return self.framework == "jax"
 
     @property
     def compiles(self) -> bool:
