@@ -66,7 +66,7 @@ def follow_places(ranks: Sequence[RankPlan], *, backend: str) -> tuple[Ledger, .
     rank = ranks[0]
     precision, recipe = rank.run.recipe.precision, rank.run.recipe
     if len(ranks) > 1 and (
-        recipe.compile or recipe.whole_step or _copies_gradients(precision)
+        recipe.compile or recipe.framework == "jax" or _copies_gradients(precision)
     ):  # their updates change what was before
         return tuple(follow(each, backend=backend) for each in ranks)
     hooks, note = _hooks(rank)
@@ -101,7 +101,7 @@ def follow_places(ranks: Sequence[RankPlan], *, backend: str) -> tuple[Ledger, .
 def _hooks(rank: RankPlan) -> tuple[tuple[Hook, ...], str]:
     """What a compiler, or Megatron-LM's fused kernels, change of the step, and a sentence on what is not covered."""
     recipe = rank.run.recipe
-    if not recipe.whole_step:
+    if recipe.framework != "jax":
         return hooks_of(rank) if recipe.compile or recipe.of_megatron else ((), "")
     as_eager = uncovered(rank)
     return ((Kernels(),), as_eager) if as_eager else ((Kernels(), WholeStep(rank)), "")

@@ -342,11 +342,6 @@ class Recipe:
         return self.framework in ("megatron-core", "megatron-local")
 
     @property
-    def whole_step(self) -> bool:
-        """XLA compiles the step whole."""
-        return self.framework == "jax"
-
-    @property
     def compiles(self) -> bool:
         """Anything goes through torch.compile: the blocks or the loss."""
         return self.compile or self.loss.kind == "compiled"

@@ -58,6 +58,7 @@ class WholeStep(Lifetimes):
             if event.facts["name"] != "cross_entropy_backward":
                 continue
             gradient = event.allocated[0]
+            # In windows the head's weight gradient is scheduled last, and reads this (cases of 8, 16 and 32 chips).
             if self._windows:
                 lives.change(gradient, event.at, self._ends(events, event.facts["loop"]))
                 continue
@@ -77,7 +78,7 @@ class WholeStep(Lifetimes):
             in_use = event.facts["name"] == "split_with_sizes_copy" and _of_layers(event)
             for storage in event.allocated:
                 if storage.category == COMMUNICATION and in_use:
-                    storage.nbytes = two
+                    storage.nbytes = two  # its bytes in flight, which are of the whole layer, stay the entry's payload
                 elif storage.category == COMMUNICATION:
                     lives.change(storage, None, None)
         for chunk in self._rank.chunks:
@@ -106,6 +107,7 @@ class WholeStep(Lifetimes):
                 if storage.category == "gradients":
                     reduced = event.facts["name"] == "reduce_scatter"
                     lives.change(storage, None if reduced else event.at, None if reduced else event.at)
+        # Gradients of several micro-batches are added to those of the first, which live to the end of the step.
         for begins, ends, outermost in _rounds_of_micro_batches(events):
             loop = events[begins].facts["loop"]
             gradients = Storage(nbytes_in(own, precision.gradients), "backward", "gradients", loop)

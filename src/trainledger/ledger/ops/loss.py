@@ -31,7 +31,8 @@ def loss(
     rows = ids.elements
     chunks = recipe.loss.chunks
     if chunks is None:
-        of_logits = compiled_cross_entropy if recipe.loss.kind == "compiled" or recipe.whole_step else cross_entropy
+        compiled = recipe.loss.kind == "compiled" or recipe.framework == "jax"  # XLA compiles it with all else
+        of_logits = compiled_cross_entropy if compiled else cross_entropy
         logits = head(x, rows)
         del x
         with tape.at("loss"):
