@@ -100,9 +100,13 @@ class Frame(Hook):
 
 
 def checkpointed(
-    tape: Tape, run: Callable[..., Array], *inputs: Array, keep: tuple[str, ...] = (), offload: tuple[str, ...] = (),
+    tape: Tape,
+    run: Callable[..., Array],
+    *inputs: Array,
+    keep: tuple[str, ...] = (),
+    offload: tuple[str, ...] = (),
     on_host: bool = False,
-) -> Array:  # fmt: skip
+) -> Array:
     """The output of ``run(*inputs)``, of which only the inputs are kept, or copies of them ``on_host``.
 
     Operations of ``keep`` keep their outputs too, those of ``offload`` in host memory.

@@ -252,9 +252,7 @@ def _recipe(read: Reading, layout: Mapping[str, Any], data_ranks: int) -> dict[s
 
 
 # Outputs that MaxText names together.
-_TOGETHER = {
-    "qkv": ("q_proj", "k_proj", "v_proj"), "kv": ("k_proj", "v_proj"), "gate_up": ("gate_proj", "up_proj"),
-}  # fmt: skip
+_TOGETHER = {"qkv": ("q_proj", "k_proj", "v_proj"), "kv": ("k_proj", "v_proj"), "gate_up": ("gate_proj", "up_proj")}
 
 
 def _named(read: Reading, policy: dict[str, Any]) -> dict[str, Any]:
