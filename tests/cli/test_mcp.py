@@ -10,6 +10,7 @@ import pytest
 from trainledger.cli import main
 from trainledger.cli.command_line import question_named
 from trainledger.cli.mcp import TOOLS, answered, schema_of
+from trainledger.spec.problem import InvalidInput
 
 anyio = pytest.importorskip("anyio")
 mcp = pytest.importorskip("mcp")
@@ -25,11 +26,20 @@ CALLS: dict[str, dict[str, Any]] = {
     "compare": {"a": "gpt2", "changes_b": ["recipe.seq_len=512"], **H100},
     "napkin": {"params": "70B", "tokens": "15T", "device": "h100-sxm", "count": "1024", "mfu": "0.5"},
     "catalog": {"what": "h100-sxm"},
+    "trace": {"run": "mine:build", "input": ["fp32[32,64]"], "loss": "mean", "device": "h100-sxm"},
 }
 FILE = (
     "base_model: meta-llama/Meta-Llama-3-8B\nadapter: qlora\nload_in_4bit: true\nlora_r: 16\nsequence_len: 2048\n"
     "micro_batch_size: 1\ngradient_checkpointing: true\nlora_target_linear: true\nbf16: true\nlearning_rate: 0.0002\n"
 )
+
+
+CODE = """
+import torch
+print("answer of trainledger: hello")
+def build():
+    return torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, WIDTH))
+"""
 
 
 def test_an_assistant_lists_the_tools_and_calls_each_as_the_command_line_does(
@@ -39,7 +49,9 @@ def test_an_assistant_lists_the_tools_and_calls_each_as_the_command_line_does(
     from mcp.client.stdio import StdioServerParameters
 
     (tmp_path / "qlora.yml").write_text(FILE)
-    server = StdioServerParameters(command=sys.executable, args=["-m", "trainledger", "mcp"], cwd=tmp_path)
+    (tmp_path / "mine.py").write_text(CODE.replace("WIDTH", "8"))
+    command = ["-m", "trainledger", "mcp", "--allow-trace", "."]
+    server = StdioServerParameters(command=sys.executable, args=command, cwd=tmp_path)
     replies: dict[str, Any] = {}
 
     async def talk() -> None:
@@ -50,12 +62,15 @@ def test_an_assistant_lists_the_tools_and_calls_each_as_the_command_line_does(
                 replies[name] = await client.call_tool(name, given)
             replies["wrong"] = await client.call_tool("plan", {"run": "gpt2", "device": "h100-sxn"})
             replies["again"] = await client.call_tool("plan", CALLS["plan"])
+            (tmp_path / "mine.py").write_text(CODE.replace("WIDTH", "16"))
+            replies["edited"] = await client.call_tool("trace", CALLS["trace"])
+            replies["outside"] = await client.call_tool("trace", CALLS["trace"] | {"run": "os:system"})
             replies["unknown"] = await client.call_tool("plane", {"run": "gpt2"})
 
     anyio.run(talk)
     assert [tool.name for tool in replies["tools"]] == list(TOOLS) == list(CALLS)
     for tool in replies["tools"]:
-        assert tool.annotations.read_only_hint
+        assert tool.annotations.read_only_hint is (tool.name != "trace")
         assert set(tool.input_schema["required"]) <= set(CALLS[tool.name]) <= set(tool.input_schema["properties"])
     assert "fits" in replies["instructions"]
     monkeypatch.chdir(tmp_path)
@@ -82,6 +97,10 @@ def test_an_assistant_lists_the_tools_and_calls_each_as_the_command_line_does(
     assert replies["wrong"].content[0].text.startswith("cluster.device = 'h100-sxn': ")
     assert "nearest that works: h100-sxm" in replies["wrong"].content[0].text
     assert replies["wrong"].structured_content["error"][0]["nearest"] == "h100-sxm"
+    parameters = [replies[name].structured_content["parameters"] for name in ("trace", "edited")]
+    assert parameters == [64 * 64 + 64 + 64 * width + width for width in (8, 16)]  # each call imports what is there
+    assert replies["outside"].is_error
+    assert "must be a module below" in replies["outside"].content[0].text
     assert replies["unknown"].is_error
     assert "nearest that works: plan" in replies["unknown"].content[0].text
 
@@ -106,11 +125,28 @@ def test_a_wrong_call_is_a_sentence(name: str, given: dict[str, Any]) -> None:
     assert data["error"][0]["sentence"] in said
 
 
+def test_no_code_is_imported_unless_the_server_was_started_to(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("raise SystemExit(3)")
+    (tmp_path / "link.py").symlink_to(json.__file__)
+    said, data, wrong = answered("trace", CALLS["trace"])
+    assert wrong
+    assert said.startswith("trace: imports your code, which this server was not started to do")
+    for run in ("link:load", "..mine:build", "mine", "/mine:build", "gpt2", "mine:build:x"):
+        said, data, wrong = answered("trace", {"run": run}, tmp_path)
+        assert data["error"][0]["rule"].startswith("must be a module below"), run
+    said, _, wrong = answered("trace", CALLS["trace"], tmp_path)
+    assert (wrong, "mine:build" in said) == (True, True)
+    with pytest.raises(InvalidInput, match="is no folder"):
+        question_named("mcp").ask(allow_trace=str(tmp_path / "none"))
+
+
 def test_a_schema_names_what_the_question_takes_and_no_file_to_write() -> None:
     for name in TOOLS:
         asked = question_named(name)
         properties = schema_of(asked)["properties"]
-        assert {option.name for option in asked.options.values() if not option.suffix} <= set(properties)
+        options = {option.name for option in asked.options.values() if not option.suffix}
+        assert options <= set(properties) or name == "trace"
+        assert not {"memory_viz", "output", "hf", "args"} & set(properties)
         assert all(schema["description"] for schema in properties.values())
 
 
