@@ -28,6 +28,10 @@ NANOTRON = (
     "01/17/2026 13:47:27 [INFO|DP=0]: iteration: {step} / 100 | elapsed_time_per_iteration_ms: {s:.2g}K | "
     "tokens_per_sec: 16K | tokens_per_sec_per_gpu: 2K | lm_loss: {loss:.3g} | cuda_max_memory_reserved: 2G"
 )
+DEEPSPEED = (
+    "[2026-01-02 03:{m:02d}:{second:06.3f}] [INFO] [timer.py:260:stop] epoch=0/micro_step={step}/global_step={step}, "
+    "RunningAvgSamplesPerSec=8.1, CurrSamplesPerSec=8.2, MemAllocated=0.26GB, MaxMemAllocated=9.02GB"
+)
 TRAINER = "{{'loss': '{loss:.4g}', 'learning_rate': '1e-05', 'num_tokens': '{tokens:.4g}', 'epoch': '0.1'}}"
 BAR = " 10%|x  | {step}/1000 [{minutes:02d}:{whole:02d}<09:00,  1.00s/it]"
 JSON_LINES = '{{"current_steps": {step}, "loss": {loss:.3f}, "elapsed_time": "{h}:{m:02d}:{whole:02d}"}}'
@@ -59,6 +63,7 @@ PROGRAMS = {
     "litgpt": (LITGPT, range(1, 81), "Memory used: 14.49 GB"),
     "NeMo": (NEMO, range(40), ""),
     "nanotron": (NANOTRON, range(1, 41), ""),
+    "DeepSpeed": (DEEPSPEED, range(10, 410, 10), ""),
     "a Trainer of transformers": (f"{BAR}\r\n{TRAINER}", range(50, 1050, 50), ""),
 }  # fmt: skip
 FIGURES = {
@@ -69,6 +74,7 @@ FIGURES = {
     "litgpt": {"allocated": 14.49e9},
     "NeMo": {},
     "nanotron": {"rate": 2000, "tokens_per_second": 16000, "devices": 8, "reserved": 2e9},
+    "DeepSpeed": {"allocated": 9.02 * 2**30},
     "a Trainer of transformers": {"tokens_per_step": 4096, "tokens_per_second": 8192},
 }
 

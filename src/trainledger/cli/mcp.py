@@ -153,11 +153,11 @@ def _traced(given: Mapping[str, Any], folder: Path | None) -> tuple[str, dict[st
     except subprocess.TimeoutExpired:
         rule = f"was not traced in {_TRACE_SECONDS:.0f} s"
         raise InvalidInput([Problem("run", given["run"], rule, "a smaller --input")]) from None
-    found = [line for line in done.stdout.splitlines() if line.startswith(_ANSWER)]
-    if not found:
+    answers = [line for line in done.stdout.splitlines() if line.startswith(_ANSWER)]
+    if not answers:
         last = (done.stderr.strip().splitlines() or ["without a word"])[-1]
         raise InvalidInput([Problem("run", given["run"], f"ended the process that traced it: {last}")])
-    said, data, wrong = json.loads(found[-1].removeprefix(_ANSWER))
+    said, data, wrong = json.loads(answers[-1].removeprefix(_ANSWER))
     return said, data, wrong
 
 
