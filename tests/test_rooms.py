@@ -148,7 +148,7 @@ def test_tensors_are_described_without_torch() -> None:
 CEILINGS: dict[str, tuple[int, int, int]] = {
     "answers": (82, 11357, 1353),
     "catalog": (3, 251, 22),
-    "cli": (15, 2050, 339),
+    "cli": (15, 2110, 342),
     "engine": (69, 10438, 1106),
     "forecast": (58, 10076, 891),
     "ledger": (49, 7738, 564),
@@ -160,7 +160,7 @@ CEILINGS: dict[str, tuple[int, int, int]] = {
     "web": (28, 3935, 495),
 }
 # Of the whole: files, lines, ``fmt: skip``, short files with a single importer in their folder.
-MOST_FILES, MOST_LINES, MOST_SKIPS, MOST_LONE = 470, 102450, 150, 5
+MOST_FILES, MOST_LINES, MOST_SKIPS, MOST_LONE = 470, 102521, 150, 5
 
 
 @pytest.mark.parametrize("room", CEILINGS)
@@ -228,7 +228,7 @@ def lines_of(paths: Iterable[Path]) -> int:
     return sum(path.read_text(encoding="utf-8").count("\n") for path in paths)
 
 
-MOST_TEST_LINES = 74_176
+MOST_TEST_LINES = 74_369
 
 
 def test_tests_keep_below_their_ceiling() -> None:
