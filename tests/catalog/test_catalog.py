@@ -62,6 +62,8 @@ ALSO_PUBLISHED = {
     "kimi-linear-48b-a3b": 49122675072,
     "lfm2-350m": 354483968,
     "lfm2-8b-a1b": 8339929856,
+    "llama-4-maverick": 400711848960,
+    "llama-4-scout": 107769861120,
     "mimo-7b": 7622619136,
     "minimax-m2.5": 228689748992,
     "nemotron-3-nano-30b-a3b": 31577937344,
@@ -123,7 +125,7 @@ def count(spec):
         attention = d * width + 2 * d * kv + width * d + (width + 2 * kv if spec.attention.bias else 0)
         attention += d * width if spec.attention.gated else 0
         attention += (d if spec.output_bias else 0) + (heads if spec.attention.sinks else 0)
-        attention += {None: 0, "head": 2 * spec.head_size, "width": width + kv}[spec.attention.qk_norm]
+        attention += {None: 0, "turned": 0, "head": 2 * spec.head_size, "width": width + kv}[spec.attention.qk_norm]
     norms = 1 if spec.block == "parallel" else NORMS_OF_A_BLOCK[spec.norm_place]
 
     def mlp(inner):
@@ -146,7 +148,8 @@ def count(spec):
             attention + norms * norm + router + spec.experts.n_experts * mlp(inner) + mlp(spec.experts.n_shared * inner)
         )
         sparse -= 0 if spec.experts.n_shared else mlp(0)
-        total = spec.experts.n_dense_layers * dense + (spec.n_layers - spec.experts.n_dense_layers) * sparse
+        n_sparse = (spec.n_layers - spec.experts.n_dense_layers) // spec.experts.every
+        total = (spec.n_layers - n_sparse) * dense + n_sparse * sparse
         total += spec.n_mtp_layers * (sparse + 2 * d * d + 3 * norm)
     if spec.indexer is not None and spec.indexer.every > 1:
         behind = spec.n_layers - spec.indexer.leading

@@ -126,7 +126,8 @@ def attention(random: Random) -> Case:
 def heads(random: Random, kernel: str) -> Case:
     choice = random.choice
     n_heads, positions = choice((1, 2, 3, 4, 6)), choice(("rope", "rope", "learned", "alibi", "none"))
-    qk_norm, window = choice((None, "head", "width")), choice((None, 1, 2, 5, 16))
+    turned = ("turned",) if positions == "rope" else ()
+    qk_norm, window = choice((None, "head", "width", *turned)), choice((None, 1, 2, 5, 16))
     odd = (1, 3, 5) if qk_norm is None else (3, 5)  # of a width of one torch leaves out sums that have nothing to sum
     width = choice((2, 4, 6, 16) if positions == "rope" else (*odd, 16))
     fields: Case = {
@@ -144,7 +145,7 @@ def heads(random: Random, kernel: str) -> Case:
         if scaling is not None:
             fields |= {"positions.scaling": scaling, "positions.scaling.factor": 4.0}
     if window is not None:
-        fields["attention.global_every"] = choice((None, 2, 3))
+        fields |= {"attention.global_every": choice((None, 2, 3)), "attention.chunked": choice((True, False))}
         if positions == "rope":
             fields["positions.local_theta"] = choice((None, 500.0))
     if kernel == "math":

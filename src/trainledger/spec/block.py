@@ -33,7 +33,7 @@ class LayerNorm:
     bias: bool = setting("the norm has a bias", False)
 
 
-QK_NORMS = ("head", "width")
+QK_NORMS = ("head", "width", "turned")
 
 
 @frozen(kw_only=True)
@@ -48,7 +48,10 @@ class MultiHead:
     bias: bool = setting("biases in the query, key and value projections", False)
     output_bias: bool | None = setting("a bias in the output projection; absent = as bias", None)
     qk_norm: str | None = setting(
-        "norms of queries and keys: over each head, or over all heads together; absent = none", None, choices=QK_NORMS
+        "norms of queries and keys: over each head, over all heads together, or over each head once it is turned and "
+        "without a weight (Llama 4); absent = none",
+        None,
+        choices=QK_NORMS,
     )
     scale: float | None = setting("factor of the scores; absent = 1 / sqrt(head size)", None, above=0)
     softcap: float | None = setting("scores become c tanh(scores / c); absent = no cap", None, above=0)
@@ -57,6 +60,7 @@ class MultiHead:
     window: int | None = setting(
         "tokens that a local layer sees, itself included; absent = all layers are global", None, at_least=1
     )
+    chunked: bool = setting("a local layer sees its chunk of window tokens, not the last window tokens", False)
     global_every: int | None = setting(
         "with a window: every n-th layer is global; absent = none is", None, at_least=2, at_most=10**5
     )
@@ -101,6 +105,7 @@ class Latent:
     sinks: ClassVar[bool] = False
     custom_scores: ClassVar[str] = ""
     window: ClassVar[None] = None
+    chunked: ClassVar[bool] = False
     global_every: ClassVar[None] = None
 
     n_heads: int = setting("heads", at_least=1, at_most=10**6)

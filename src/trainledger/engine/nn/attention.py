@@ -19,7 +19,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from trainledger.engine.nn.cache import LayerCache
 from trainledger.engine.nn.checkpointing import again
-from trainledger.engine.nn.norm import RMSNorm, norm_of
+from trainledger.engine.nn.norm import RMSNorm, norm_of, widened
 from trainledger.engine.nn.positions import Angles, rotate
 from trainledger.engine.nn.sparse import Choice, Indexer, attend_to_chosen
 from trainledger.spec.layers import LayerKind
@@ -231,9 +231,10 @@ class Attention(nn.Module):
         self.k_proj = nn.Linear(D, spec.kv_heads * K, bias=spec.attention.bias)
         self.v_proj = nn.Linear(D, spec.kv_heads * K, bias=spec.attention.bias)
         self.o_proj = nn.Linear(spec.attention.n_heads * K, D, bias=spec.output_bias)
-        wide = spec.attention.qk_norm == "width"
-        self.q_norm = norm_of(spec, spec.attention.n_heads * K if wide else K) if spec.attention.qk_norm else None
-        self.k_norm = norm_of(spec, spec.kv_heads * K if wide else K) if spec.attention.qk_norm else None
+        wide, normed = spec.attention.qk_norm == "width", spec.attention.qk_norm in ("head", "width")
+        self.q_norm = norm_of(spec, spec.attention.n_heads * K if wide else K) if normed else None
+        self.k_norm = norm_of(spec, spec.kv_heads * K if wide else K) if normed else None
+        self.eps = spec.norm.eps
         refuse(spec, implementation, self.q_proj.weight)
 
     def forward(self, x_BTD: Tensor, shared: Shared) -> Tensor:
@@ -251,6 +252,9 @@ class Attention(nn.Module):
         if angles is not None:
             q_BTHK = rotate(q_BTHK, angles, interleaved=self.interleaved)
             k_BTGK = rotate(k_BTGK, angles, interleaved=self.interleaved)
+            if self.qk_norm == "turned":
+                q_BTHK = F.rms_norm(widened(q_BTHK), (self.head_size,), eps=self.eps).type_as(q_BTHK)
+                k_BTGK = F.rms_norm(widened(k_BTGK), (self.head_size,), eps=self.eps).type_as(k_BTGK)
         if self.cache is not None:
             k_BTGK, v_BTGK = self.cache.remember(k_BTGK, v_BTGK)
         scores = self.scores_in_training if self.training else self.scores

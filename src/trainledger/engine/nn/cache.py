@@ -13,6 +13,7 @@ from torch import Tensor, float32, nn
 
 from trainledger.spec.layers import kind_of
 from trainledger.spec.model import ModelSpec
+from trainledger.spec.problem import InvalidInput, Problem
 
 
 class LayerCache:
@@ -68,6 +69,9 @@ class Cache:
 
     def __init__(self, spec: ModelSpec, like: Tensor, batch: int, n_tokens: int) -> None:
         """A cache of ``like``'s dtype and device."""
+        if spec.attention.chunked and n_tokens > (spec.attention.window or n_tokens):
+            rule = "is not decoded beyond its first chunk: a cache here keeps the last tokens, not those of a chunk"
+            raise InvalidInput([Problem("model.attention.chunked", True, rule, False)])
         kinds = [kind_of(spec, layer) for layer in range(spec.n_layers)]
         places = [n_tokens if kind.window is None else min(kind.window, n_tokens) for kind in kinds]
         self.layers: list[dict[str, LayerCache | MixerCache]] = [{} for _ in kinds]

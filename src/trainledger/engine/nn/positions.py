@@ -68,7 +68,7 @@ def frequencies(spec: ModelSpec) -> Tensor:
         case Llama3():
             fits_J = scaling.original_seq_len * frequency_J / (2 * math.pi)
             low, high = scaling.low_freq_factor, scaling.high_freq_factor
-            kept_J = ((fits_J - low) / (high - low)).clamp(0, 1)
+            kept_J = ((fits_J - low) / max(high - low, 1e-6)).clamp(0, 1)  # the two are one in Llama 4 Scout
     return (1 - kept_J) * (frequency_J / scaling.factor) + kept_J * frequency_J
 
 
@@ -119,7 +119,7 @@ class Masks(nn.Module):
     def __init__(self, spec: ModelSpec, implementation: str, dropout: float, *, documents: bool = False) -> None:
         super().__init__()
         self.documents, self.end_id = documents, NO_TOKEN
-        self.windows = windows_of(spec)
+        self.windows, self.chunked = windows_of(spec), spec.attention.chunked
         self.written_out = implementation == "math"
         self.dropout = dropout > 0
         self.slopes_H: Tensor | None
@@ -175,7 +175,10 @@ class Masks(nn.Module):
     def _of_all_sequences(self, n_tokens: int, window: int | None, dtype: torch.dtype, device: torch.device) -> Tensor:
         hidden_TS = torch.full((n_tokens, n_tokens), float("-inf"), dtype=dtype, device=device)
         mask_TS = hidden_TS.triu(1)
-        if window is not None:
+        if window is not None and self.chunked:
+            chunk_T = torch.arange(n_tokens, device=device) // window
+            mask_TS = mask_TS.masked_fill(chunk_T[:, None] != chunk_T, float("-inf"))
+        elif window is not None:
             mask_TS += hidden_TS.tril(-window)
         del hidden_TS
         if self.slopes_H is None:

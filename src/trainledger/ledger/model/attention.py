@@ -176,7 +176,7 @@ def attention(tape: Tape, sizes: Sizes, leaves: BlockLeaves, x: Array, shared: S
     assert not isinstance(mask, Choice)
 
     def normed(name: str, count: Int, y: Array) -> Array:
-        if spec.attention.qk_norm is None:
+        if spec.attention.qk_norm not in ("head", "width"):
             return y
         per, width = (1, count * K) if spec.attention.qk_norm == "width" else (count, K)
         normal = norm(tape, sizes, y, leaves.named, f"self_attn.{name}_norm", rows=rows * per, width=width)
@@ -196,6 +196,9 @@ def attention(tape: Tape, sizes: Sizes, leaves: BlockLeaves, x: Array, shared: S
     if angles is not None:
         q = rotate(tape, sizes, q, H, angles, after=K - spec.rotary_size)
         k = rotate(tape, sizes, k, G, angles, after=K - spec.rotary_size)
+        if spec.attention.qk_norm == "turned":
+            q = op.cast(tape, rms_norm(tape, widened(tape, q), None, rows * H, K), q.dtype)
+            k = op.cast(tape, rms_norm(tape, widened(tape, k), None, rows * G, K), k.dtype)
     if sizes.cache is not None:
         k, v = remember(tape, sizes, leaves.kind.window, ((G, K), (G, K)), (k, v))
     y = attend(tape, sizes, leaves, q, k, v, mask)

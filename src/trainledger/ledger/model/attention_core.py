@@ -375,7 +375,12 @@ def _of_all_sequences(tape: Tape, sizes: Sizes, window: int | None) -> Array:
     T, dtype, heads = sizes.T, tape.compute_dtype, sizes.spec.attention.n_heads
     hidden = tape.make("full", "copy", elements=T * T, dtype=dtype)
     mask = tape.make("triu", "copy", hidden)
-    if window is not None:
+    if window is not None and sizes.spec.attention.chunked:
+        chunk = tape.pointwise("floor_divide", tape.make("arange", "copy", elements=T, dtype="int64"))
+        others = tape.pointwise("ne", chunk, chunk, elements=T * T, dtype="bool")
+        mask = tape.pointwise("masked_fill", mask, others)
+        del chunk, others
+    elif window is not None:
         left = tape.make("tril", "copy", hidden)
         tape.change("add_", mask, left)
         del left

@@ -123,7 +123,7 @@ def attention(spec: ModelSpec) -> Named:
     yield from _linear("k_proj", G * K, D, spec.attention.bias)
     yield from _linear("v_proj", G * W, D, spec.attention.bias)
     yield from _linear("o_proj", D, H * W, spec.output_bias)
-    if spec.attention.qk_norm is not None:
+    if spec.attention.qk_norm in ("head", "width"):
         wide = spec.attention.qk_norm == "width"
         yield from _norm(spec, "q_norm", H * K if wide else K)
         yield from _norm(spec, "k_norm", G * K if wide else K)

@@ -46,17 +46,17 @@ def layer_norm(tape: Tape, x: Array, w: Leaf | None, b: Leaf | None, rows: Int, 
     return _kernel(tape, "native_layer_norm", "layernorm", x, vectors, per_row, width)
 
 
-def rms_norm(tape: Tape, x: Array, w: Leaf, rows: Int, width: Int) -> Array:
+def rms_norm(tape: Tape, x: Array, w: Leaf | None, rows: Int, width: Int) -> Array:
     """RMS normalization (Zhang and Sennrich 2019): one kernel on CUDA, six operations in fp32 on a CPU."""
     if tape.backend != "cpu":
-        return _kernel(tape, "_fused_rms_norm", "rmsnorm", x, [w.array()], [(rows, "fp32")], width)
+        return _kernel(tape, "_fused_rms_norm", "rmsnorm", x, [] if w is None else [w.array()], [(rows, "fp32")], width)
     wide = op.cast(tape, x, "fp32")
     square, mean, mean_node = _mean_square(tape, wide, rows)
     tape.emit("add_", "elementwise", changes=[mean], flops=rows)
     root = _rsqrt(tape, mean, mean_node)
     del square, mean
     normed = _scaled(tape, wide, root, rows)
-    y = _scaled(tape, normed, w.array(), width)
+    y = normed if w is None else _scaled(tape, normed, w.array(), width)
     del wide, normed
     return op.cast(tape, y, x.dtype)
 

@@ -84,6 +84,10 @@ def _heads(spec: ModelSpec, heads: MultiHead) -> Iterator[Problem]:
     if heads.n_kv_heads is not None and n_heads % heads.n_kv_heads:
         kv = nearest_divisor(n_heads, heads.n_kv_heads)
         yield Problem(f"{at}.n_kv_heads", heads.n_kv_heads, f"must divide n_heads = {n_heads}", kv)
+    if heads.chunked and heads.window is None:
+        yield Problem(f"{at}.chunked", True, "without a window there are no chunks", False)
+    if heads.qk_norm == "turned" and spec.rope is None:
+        yield Problem(f"{at}.qk_norm", "turned", "without rotary positions no head is turned", "head")
     if heads.global_every is not None and heads.window is None:
         yield Problem(f"{at}.global_every", heads.global_every, "without a window all layers are global", "none")
 
@@ -127,9 +131,9 @@ def _rope(spec: ModelSpec, rope: Rope) -> Iterator[Problem]:
         rule = f"must be above beta_slow = {scaling.beta_slow}"
         yield Problem(f"{at}.beta_fast", scaling.beta_fast, rule, 4 * scaling.beta_slow)
     elif not isinstance(scaling, Yarn | Linear | LongRope | None) and (
-        scaling.high_freq_factor <= scaling.low_freq_factor
+        scaling.high_freq_factor < scaling.low_freq_factor
     ):
-        rule = f"must be above low_freq_factor = {scaling.low_freq_factor}"
+        rule = f"must be at least low_freq_factor = {scaling.low_freq_factor}"
         yield Problem(f"{at}.high_freq_factor", scaling.high_freq_factor, rule, 4 * scaling.low_freq_factor)
 
 

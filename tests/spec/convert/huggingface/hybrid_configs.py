@@ -15,6 +15,28 @@ HYBRIDS = {
         "norm_topk_prob": True, "num_experts": 512, "num_experts_per_tok": 10, "shared_expert_intermediate_size": 512,
         "tie_word_embeddings": False, "use_sliding_window": False,
     },
+    "llama-4-scout": {
+        "model_type": "llama4", "text_config": {
+            "attention_bias": False, "attention_chunk_size": 8192, "head_dim": 128, "hidden_act": "silu",
+            "hidden_size": 5120, "interleave_moe_layer_step": 1, "intermediate_size": 8192,
+            "intermediate_size_mlp": 16384, "max_position_embeddings": 10485760, "model_type": "llama4_text",
+            "num_attention_heads": 40, "num_experts_per_tok": 1, "num_hidden_layers": 48, "num_key_value_heads": 8,
+            "num_local_experts": 16, "rms_norm_eps": 1e-05,
+            "rope_scaling": {"factor": 16.0, "high_freq_factor": 1.0, "low_freq_factor": 1.0,
+                "original_max_position_embeddings": 8192, "rope_type": "llama3"},
+            "rope_theta": 500000.0, "use_qk_norm": True, "vocab_size": 202048,
+        },
+    },
+    "llama-4-maverick": {
+        "model_type": "llama4", "text_config": {
+            "attention_bias": False, "attention_chunk_size": 8192, "head_dim": 128, "hidden_act": "silu",
+            "hidden_size": 5120, "interleave_moe_layer_step": 2, "intermediate_size": 8192,
+            "intermediate_size_mlp": 16384, "max_position_embeddings": 1048576, "model_type": "llama4_text",
+            "num_attention_heads": 40, "num_experts_per_tok": 1, "num_hidden_layers": 48, "num_key_value_heads": 8,
+            "num_local_experts": 128, "rms_norm_eps": 1e-05, "rope_scaling": None, "rope_theta": 500000.0,
+            "use_qk_norm": False, "vocab_size": 202048,
+        },
+    },
     "qwen3.5-35b-a3b": {
         "model_type": "qwen3_5_moe", "text_config": {
             "model_type": "qwen3_5_moe_text", "attn_output_gate": True, "full_attention_interval": 4, "head_dim": 256,

@@ -10,10 +10,11 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 
 from trainledger.ledger.model.parameters import parameters
 from trainledger.spec.block import Experts
-from trainledger.spec.convert.huggingface import from_config, to_config
+from trainledger.spec.convert.huggingface import from_config, left_out, to_config
 from trainledger.spec.problem import InvalidInput
 
 COUNTS = {
+    "llama-4-scout": 107_769_861_120, "llama-4-maverick": 400_711_848_960,
     "qwen3-next-80b-a3b": 79_674_391_296, "qwen3.5-35b-a3b": 34_660_610_688,
     "nemotron-3-nano-30b-a3b": 31_577_937_344, "nemotron-h-56b": 56_324_350_464,
     "nemotron-3-ultra-550b-a55b": 549_308_968_960,
@@ -53,6 +54,7 @@ def test_their_layers_and_what_a_token_passes_through():
     [
         ("nemotron-3-nano-30b-a3b", {"moe_latent_size": 0}, "moe_latent_size = 0: must be at least 1"),
         ("nemotron-3-ultra-550b-a55b", {"layers_block_type": None}, "num_hidden_layers: is missing"),
+        ("llama-4-scout", {"text_config": HYBRIDS["llama-4-scout"]["text_config"] | {"moe_layers": [3]}}, "every n-th"),
         ("nemotron-h-56b", {"hybrid_override_pattern": "M*X"}, "layer_types = 'M*X': must be 118 of"),
         ("granite-4.0-h-small", {"mamba_d_head": 60}, "times mamba_n_heads = 128 must be 8192; nearest that works: 64"),
         ("granite-4.0-h-small", {"position_embedding_type": "alibi"}, "must be rope or nope"),
@@ -64,6 +66,17 @@ def test_their_layers_and_what_a_token_passes_through():
 def test_what_is_refused_by_name(name, changes, problem):
     with pytest.raises(InvalidInput, match=re.escape(problem)):
         from_config(HYBRIDS[name] | changes)
+
+
+def test_layers_of_llama_4():
+    """Chunks of 8,192 in three of four layers, which alone have positions; experts in all layers or every second."""
+    scout, maverick = (from_config(HYBRIDS[name]) for name in ("llama-4-scout", "llama-4-maverick"))
+    for spec in (scout, maverick):
+        assert (spec.attention.window, spec.attention.global_every, spec.rope.skip_every) == (8192, 4, 4)
+        assert spec.attention.chunked
+    assert (scout.attention.qk_norm, maverick.attention.qk_norm) == ("turned", None)
+    assert (scout.experts.every, maverick.experts.every, maverick.feed_forward.d_ff) == (1, 2, 16384)
+    assert any("its score multiplies what experts read" in note for note in left_out(HYBRIDS["llama-4-scout"]))
 
 
 def test_a_hybrid_without_any_mixer_is_a_plain_model():

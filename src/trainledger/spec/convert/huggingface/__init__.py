@@ -28,6 +28,7 @@ from trainledger.spec.units import MEGA, format_nbytes
 _TEXT_OF = {
     "gemma3": "gemma3_text",
     "kimi_k25": "kimi_k2",
+    "llama4": "llama4_text",
     "qwen3_vl": "qwen3_vl_text",
     "qwen3_vl_moe": "qwen3_vl_moe_text",
     "qwen3_5": "qwen3_5_text",

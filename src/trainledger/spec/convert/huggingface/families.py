@@ -10,7 +10,7 @@ from typing import Any
 from trainledger.spec.block import Router
 from trainledger.spec.convert.huggingface import hybrids
 from trainledger.spec.convert.huggingface.family import ExpertNames, Family, Names, Switch
-from trainledger.spec.convert.huggingface.reading import Reading, every_so_many, read_letters
+from trainledger.spec.convert.huggingface.reading import Reading, read_letters
 from trainledger.spec.convert.huggingface.rope import magnitude, rope_parameters
 from trainledger.spec.layers import kind_of
 from trainledger.spec.model import ModelSpec
@@ -306,24 +306,6 @@ def read_hunyuan(reading: Reading) -> None:
 
 def write_hunyuan(spec: ModelSpec) -> dict[str, Any]:
     return {} if spec.experts is None else {"num_experts": spec.experts.n_experts, "moe_topk": spec.experts.per_token}
-
-
-def read_skipped_rope(reading: Reading) -> None:
-    """Set ``skip_every`` of the positions from no_rope_layers (0 where a layer has none) or their interval."""
-    if not reading.has("n_layers"):
-        return
-    n_layers = reading.fields["n_layers"]
-    listed = reading.config.get("no_rope_layers")
-    if listed is None:
-        every = reading.whole("no_rope_layer_interval", 4, 1)
-        reading.fields["positions.skip_every"] = every if every <= n_layers else None
-    elif not isinstance(listed, list) or not set(map(repr, listed)) <= {"0", "1"} or len(listed) < n_layers:
-        reading.refuse("no_rope_layers", listed, f"must be a list of 0 and 1 for each of the {n_layers} layers")
-    else:
-        skipped = every_so_many([mark == 0 for mark in listed[:n_layers]])
-        if skipped is None:
-            reading.refuse("no_rope_layers", listed, "only every n-th layer without positions is accounted for")
-        reading.fields["positions.skip_every"] = skipped or None
 
 
 def read_sparse_layers(reading: Reading) -> None:

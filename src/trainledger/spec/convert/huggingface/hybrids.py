@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from trainledger.spec.convert.huggingface.reading import Reading, read_letters
+from trainledger.spec.convert.huggingface.reading import Reading, every_so_many, read_letters
 from trainledger.spec.units import round_up
 
 
@@ -88,3 +88,48 @@ def read_lfm2(reading: Reading) -> None:
         factor, multiple = reading.given("block_ffn_dim_multiplier"), reading.whole("block_multiple_of", 256, 1)
         width = round_up(int((1.0 if factor is None else factor) * int(2 * width / 3)), multiple)
     fields["feed_forward.d_ff"] = width
+
+
+def read_skipped_rope(reading: Reading) -> None:
+    """Set ``skip_every`` of the positions from no_rope_layers (0 where a layer has none) or their interval."""
+    if not reading.has("n_layers"):
+        return
+    n_layers = reading.fields["n_layers"]
+    listed = reading.config.get("no_rope_layers")
+    if listed is None:
+        every = reading.whole("no_rope_layer_interval", 4, 1)
+        reading.fields["positions.skip_every"] = every if every <= n_layers else None
+    elif not isinstance(listed, list) or not set(map(repr, listed)) <= {"0", "1"} or len(listed) < n_layers:
+        reading.refuse("no_rope_layers", listed, f"must be a list of 0 and 1 for each of the {n_layers} layers")
+    else:
+        skipped = every_so_many([mark == 0 for mark in listed[:n_layers]])
+        if skipped is None:
+            reading.refuse("no_rope_layers", listed, "only every n-th layer without positions is accounted for")
+        reading.fields["positions.skip_every"] = skipped or None
+
+
+def read_llama4(reading: Reading) -> None:
+    """Chunks where heads are turned, all tokens where they are not."""
+    read_skipped_rope(reading)
+    fields, listed = reading.fields, reading.config.get("moe_layers")
+    skipped = fields.get("positions.skip_every")
+    if skipped is None:
+        fields["positions.skip_every"] = None
+    fields["attention.global_every"] = skipped if fields.get("attention.window") is not None else None
+    if fields.get("attention.window") is None or skipped == 1:
+        fields |= {"attention.window": None, "attention.chunked": False, "attention.global_every": None}
+    kinds, types = ("chunked_attention", "full_attention"), reading.config.get("layer_types")
+    if types is not None and skipped and reading.has("n_layers"):
+        wanted = [kinds[at % skipped == 0] for at in range(1, fields["n_layers"] + 1)]
+        if types != wanted:
+            reading.refuse("layer_types", types, f"must be {kinds[1]} where no_rope_layers has 0, else {kinds[0]}")
+    every = fields.get("feed_forward.every")
+    if (
+        listed is not None
+        and every
+        and reading.has("n_layers")
+        and listed != [*range(every - 1, fields["n_layers"], every)]
+    ):
+        reading.refuse("moe_layers", listed, f"must be every n-th layer, as interleave_moe_layer_step = {every} says")
+    rule = "multiplies what experts read in Llama 4, and here what they write: as many multiplications"
+    reading.refuse_weights("num_experts_per_tok", fields.get("feed_forward.per_token"), f"its score {rule}")
