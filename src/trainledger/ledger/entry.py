@@ -135,6 +135,11 @@ Loop = tuple[tuple[str, Int], ...]
 COMMUNICATION = "communication"  # the category of what is sent, and of buffers for what arrives
 
 
+# Groups of the ranks of experts: those that split one, and all that hold a whole set.
+EXPERT_TENSOR, EVERY_EXPERT = "expert tensor", "expert tensor x expert"
+TO_EXPERTS = ("expert", EXPERT_TENSOR, EVERY_EXPERT)  # between which tokens travel
+
+
 @frozen
 class Group:
     """The ranks of a collective: the mesh axes they are on, joined by ``x``, and how many they are."""

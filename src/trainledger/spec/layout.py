@@ -8,13 +8,13 @@ from trainledger.spec.frozen import frozen
 from trainledger.spec.setting import setting
 
 AXES = ("replicate", "shard", "context", "tensor", "pipeline")  # of the mesh: their product is its devices
-NOT_SEARCHED = ("gather", "stage_layers")  # fields that a search for a layout cannot keep
+NOT_SEARCHED = ("gather", "stage_layers", "expert_tensor")  # fields that a search for a layout cannot keep
 SCHEDULES = ("1f1b", "gpipe", "interleaved", "zero-bubble")
 GATHERS = ("block", "tensor")
 CONTEXT_KINDS = ("ring", "all-to-all")
 SEQUENCE_GATHERS = ("kept", "again")
 OVERLAPS = ("gradients", "parameters", "tensor", "input-gradients", "experts")
-EXPERT_SENDS = ("copies", "nodes")
+EXPERT_SENDS = ("copies", "nodes", "all")
 _MOST = 10**7
 MOST_CHUNKS = 1024  # of layers, in all stages together: each is accounted for separately
 
@@ -24,7 +24,8 @@ class Layout:
     """Devices along each axis of the mesh, and how each axis is used; one device where all axes are 1.
 
     The devices are ``replicate x shard x context x tensor x pipeline``. Expert ranks are no axis of their
-    own: they are ranks of ``shard x context``, as in torchtitan (Megatron-LM: of data parallelism). Parameters,
+    own: they are ranks of ``shard x context``, as in torchtitan (Megatron-LM: of data parallelism; with
+    ``expert_tensor`` of ``shard x context x tensor``). Parameters,
     gradients and optimizer state are sharded over ``shard x context`` ranks: context ranks see other tokens with
     the same weights (torchtitan: ``dp_shard_cp``).
     """
@@ -97,9 +98,17 @@ class Layout:
     expert: int = setting(
         "ranks that split the experts, among those of shard x context: no further devices", 1, at_least=1, at_most=_MOST
     )
+    expert_tensor: int | None = setting(
+        "ranks that split the inner size of an expert (Megatron-LM's expert tensor parallelism), with experts on ranks "
+        "of shard x context x tensor; absent = those of tensor",
+        None,
+        at_least=1,
+        at_most=_MOST,
+    )
     expert_send: str = setting(
         "how tokens reach the ranks of their experts: copies = one per expert (all-to-all); nodes = one per node, "
-        "copied there and summed there on the way back; dispatched in fp8 with precision fp8-block (DeepEP)",
+        "copied there and summed there on the way back; dispatched in fp8 with precision fp8-block (DeepEP); all = "
+        "every rank gathers the tokens of all (Megatron-LM's allgather)",
         "copies",
         choices=EXPERT_SENDS,
     )
@@ -133,6 +142,21 @@ class Layout:
     def replicas(self) -> Any:
         """Ranks that hold the same pieces of parameters and state, experts apart."""
         return self.replicate if self.zero else self.replicate * self.shard * self.context
+
+    @property
+    def splits_expert(self) -> Any:
+        """Ranks that split the inner size of an expert."""
+        return self.tensor if self.expert_tensor is None else self.expert_tensor
+
+    @property
+    def expert_replicas(self) -> Any:
+        """Ranks of shard x context x tensor that have the same part of the same experts."""
+        return self.shard * self.context * self.tensor // (self.splits_expert * self.expert)
+
+    @property
+    def folds(self) -> bool:
+        """Expert ranks are not among those of shard x context alone."""
+        return self.expert_tensor is not None and self.expert_tensor != self.tensor
 
     @property
     def communicators(self) -> tuple[int, ...]:

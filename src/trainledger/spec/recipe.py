@@ -284,6 +284,11 @@ class Recipe:
         "--gradient-accumulation-fusion, its default); Transformer Engine then keeps a stand-in of each weight shape",
         False,
     )
+    grouped_experts: bool = setting(
+        "the experts of a rank are multiplied together on several streams, each with a workspace (Transformer Engine; "
+        "Megatron-LM's --moe-grouped-gemm)",
+        False,
+    )
     lora: Lora | None = part("adapters on frozen weights; absent = all weights are trained", Lora, default=None)
 
     optimizer: Optimizer = part("optimizer", *OPTIMIZERS.values(), default=AdamW())

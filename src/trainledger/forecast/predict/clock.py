@@ -22,7 +22,7 @@ from trainledger.forecast.predict.roofline import EntryTime, Machine, NoRate, Ro
 from trainledger.forecast.predict.step import host_seconds, update_rate_of
 from trainledger.forecast.predict.stream_ops import Timed
 from trainledger.ledger.core.sizes import greater, is_one, is_zero
-from trainledger.ledger.entry import Entry
+from trainledger.ledger.entry import TO_EXPERTS, Entry
 from trainledger.ledger.model.parameters import after_blocks, before_blocks, block
 from trainledger.spec.calibration import Calibration, CollectiveTime
 from trainledger.spec.cluster import Fabric, Link
@@ -293,7 +293,7 @@ class Clock:
                     seconds = greater(0.0, seconds - compute * times)
                 if entry.overlap != "compute":
                     total = total + seconds
-                    sends = sends + seconds if entry.group == "expert" else sends
+                    sends = sends + seconds if entry.group in TO_EXPERTS else sends
                 elif entry.name == "send":
                     sent, rounds = rings.get(entry.phase, (0.0, 0))
                     rings[entry.phase] = (sent + seconds, greater(rounds, times))

@@ -19,6 +19,7 @@ from typing import Any
 
 from trainledger.forecast.predict.roofline import NoRate
 from trainledger.ledger.core.sizes import greater, smaller
+from trainledger.ledger.entry import EVERY_EXPERT, EXPERT_TENSOR
 from trainledger.spec.cluster import Fabric, Protocol
 from trainledger.spec.frozen import frozen
 from trainledger.spec.layout import Layout
@@ -90,7 +91,11 @@ def _gcd(a: Number, b: Number) -> Number:
 def _apart(layout: Layout, group: str) -> Number:
     """Devices from one rank of a group to the next."""
     if group.endswith("/ expert"):
-        return layout.tensor * layout.expert
+        return layout.splits_expert * layout.expert
+    if group in (EXPERT_TENSOR, EVERY_EXPERT):  # next to each other
+        return 1
+    if group == "expert" and layout.folds:
+        return layout.splits_expert
     first = {"expert": "context", "shard x context": "context", "tensor / kv_heads": "tensor"}.get(group, group)
     if first not in AXES:
         raise ValueError(f"no group {group!r} of the mesh is known")

@@ -15,6 +15,7 @@ from trainledger.spec.run import Run
 
 ROUNDING = 512  # bytes to which PyTorch's CUDA allocator rounds every block up (c10/cuda/CUDACachingAllocator.cpp)
 TENSORS_ALONE = "tensors only: other memory on this device is not known and not counted"
+GROUPED_STREAMS = 4  # of Transformer Engine's grouped matmuls (nvte_get_num_compute_streams)
 _ALLOCATED = ("tensors", "rounding", "cuBLAS workspaces", "Transformer Engine workspace")
 FRAMEWORKS = {
     "FSDP2's streams": "blocks of FSDP2's streams, which no other can use (pytorch/pytorch, _fsdp_collectives.py)",
@@ -141,7 +142,7 @@ def _around(
         own = overheads[
             "transformer_engine_workspace_hopper" if capability >= HOPPER else "transformer_engine_workspace"
         ]
-        yield line("Transformer Engine workspace", own.nbytes, own)
+        yield line("Transformer Engine workspace", own.nbytes * (1 + GROUPED_STREAMS * recipe.grouped_experts), own)
     slack = overheads["fragmentation"]
     lost = slack.share * peak_nbytes
     yield line("fragmentation", round(lost) if isinstance(lost, float) else lost, slack)

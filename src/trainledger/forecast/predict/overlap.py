@@ -8,7 +8,7 @@ from typing import Any
 
 from trainledger.forecast.predict.stream_ops import BACKWARD, Timed, schedule_of
 from trainledger.forecast.predict.streams import rank_seconds
-from trainledger.ledger.entry import Entry
+from trainledger.ledger.entry import TO_EXPERTS, Entry
 from trainledger.spec.layout import Layout, is_int, overlaps
 from trainledger.spec.run import Run
 from trainledger.spec.units import ceil_div
@@ -150,7 +150,7 @@ def with_experts_overlapped(run: Run, timed: list[Timed], contention: float) -> 
     for each in timed:
         if (key := _block(each.entry)) is None:
             continue
-        of = sent if each.entry.group == "expert" else None if each.entry.kind == "collective" else computed
+        of = sent if each.entry.group in TO_EXPERTS else None if each.entry.kind == "collective" else computed
         if of is not None:
             seconds = each.seconds * times_of(each.entry, 1)
             of.setdefault(key, [0.0, 0.0])[each.entry.phase in BACKWARD] += seconds
@@ -163,7 +163,7 @@ def with_experts_overlapped(run: Run, timed: list[Timed], contention: float) -> 
         ]
     return [
         each._replace(seconds=each.seconds * shown[_block(each.entry)][each.entry.phase in BACKWARD])
-        if each.entry.group == "expert" and _block(each.entry) is not None
+        if each.entry.group in TO_EXPERTS and _block(each.entry) is not None
         else each
         for each in timed
     ]

@@ -136,6 +136,11 @@ class Sizes:
         return self.framework in ("megatron-core", "megatron-local")
 
     @property
+    def routes_own(self) -> bool:
+        """Tensor ranks route their own tokens to experts (Megatron-LM's sequence parallelism), and not all of them."""
+        return self.of_megatron and self.layout.sequence_parallel
+
+    @property
     def rows(self) -> Int:
         return self.B * self.T
 

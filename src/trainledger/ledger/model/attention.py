@@ -273,6 +273,8 @@ def latent_attention(tape: Tape, sizes: Sizes, leaves: BlockLeaves, x: Array, sh
     turned = turning if angles is None else rotate(tape, sizes, turning, 1, angles)
     k = op.concatenate(tape, (plain, broadcast(tape, turned, rows * H * Q, same=is_one(H))))
     del plain, turned, latent, turning
+    # Megatron-LM copies the values, so that the matmul's output is not kept (multi_latent_attention.py).
+    v = op.contiguous(tape, v, forward=sizes.of_megatron, backward=False)
     y = attend(tape, sizes, leaves, q, k, v, mask)
     return project(tape, sizes, leaves, "o_proj", y, H * W, D)
 

@@ -14,12 +14,32 @@ from trainledger.ledger.core.graph import Array, BlockLeaves, Gradients, Leaf
 from trainledger.ledger.core.sizes import Sizes, is_one, smaller
 from trainledger.ledger.core.tape import Tape
 from trainledger.ledger.entry import Int
-from trainledger.ledger.model.routing import Dispatch, balance_loss, dispatch, from_experts, route, sum_to, to_experts
+from trainledger.ledger.model.routing import (
+    Dispatch,
+    balance_loss,
+    dispatch,
+    from_experts,
+    route,
+    scattered,
+    sum_to,
+    to_experts,
+)
 from trainledger.ledger.ops import operations as op
 from trainledger.ledger.ops.linear import Scaled, by_blocks, by_microblocks, scaled_pair
 from trainledger.ledger.ops.loss import swiglu, with_loss
 from trainledger.ledger.parallel.context import context_group
-from trainledger.ledger.parallel.expert import from_nodes, from_ranks, heaviest, to_nodes, to_ranks
+from trainledger.ledger.parallel.expert import (
+    every_rank,
+    from_all,
+    from_nodes,
+    from_ranks,
+    heaviest,
+    to_all,
+    to_nodes,
+    to_ranks,
+    within,
+)
+from trainledger.ledger.parallel.tensor import enter, leave
 from trainledger.spec.frozen import frozen
 from trainledger.spec.units import ceil_div
 
@@ -43,29 +63,38 @@ def mlp(
     return project("down_proj", h, F, D)
 
 
-def _gated(tape: Tape, sizes: Sizes, gate_and_up: list[Array]) -> Array:
-    """act(gate) * up, by operations of PyTorch or in a kernel of Megatron-LM; no name here keeps either alive."""
+def _gated(tape: Tape, sizes: Sizes, gate_and_up: list[Array], weights: Array | None = None) -> Array:
+    """act(gate) * up, by operations of PyTorch or in a kernel of Megatron-LM; no name here keeps either alive.
+
+    The kernel multiplies by ``weights`` too, one for each row (weighted_swiglu).
+    """
     activation = sizes.spec.feed_forward.activation
     if sizes.of_megatron and activation == "silu":
-        return swiglu(tape, gate_and_up.pop(0), gate_and_up.pop())
+        return swiglu(tape, gate_and_up.pop(0), gate_and_up.pop(), weights)
     return op.gated(tape, gate_and_up.pop(0), gate_and_up.pop(), activation)
 
 
 def experts(tape: Tape, sizes: Sizes, leaves: BlockLeaves, x: Array) -> Array:
     """Router, experts and shared expert instead of an MLP."""
-    spec, N, mixture = sizes.spec, sizes.rows, sizes.spec.experts
+    spec, mixture = sizes.spec, sizes.spec.experts
     assert mixture is not None
     x = op.cast(tape, x, tape.compute_dtype)
-    y = _routed(tape, sizes, leaves, x)
+    own = replace(sizes, T=sizes.T // sizes.layout.tensor) if sizes.routes_own else sizes
+    y = _routed(tape, own, leaves, x)
     if mixture.expert_d_model:
-        y = _projected(tape, leaves, "latent_out", y, N, mixture.expert_d_model, spec.d_model)
+        y = _projected(tape, leaves, "latent_out", y, own.rows, mixture.expert_d_model, spec.d_model)
     if not mixture.n_shared:
         return y
     with tape.at("shared_experts"):
         width = mixture.shared_width
-        shared = mlp(tape, sizes, leaves, x, name="mlp.shared_experts", width=width)
+        if sizes.routes_own:
+            whole = enter(tape, sizes, x)
+            shared = leave(tape, sizes, mlp(tape, sizes, leaves, whole, name="mlp.shared_experts", width=width))
+            del whole
+        else:
+            shared = mlp(tape, sizes, leaves, x, name="mlp.shared_experts", width=width)
     if mixture.shared_gate:
-        gate = op.sigmoid(tape, _projected(tape, leaves, "shared_expert_gate", x, N, spec.d_model, 1))
+        gate = op.sigmoid(tape, _projected(tape, leaves, "shared_expert_gate", x, own.rows, spec.d_model, 1))
         shared = _multiply(tape, gate, shared, narrow=0)
         del gate
     return op.add(tape, y, shared)
@@ -91,26 +120,59 @@ def _routed(tape: Tape, sizes: Sizes, leaves: BlockLeaves, x: Array) -> Array:
     S = R if places is None else places * spec.experts.n_experts
     roomy = sizes.capacity_factor is None or sizes.capacity_factor >= 1
     routed = R if roomy else smaller(R, S)
-    ends = where.ends if places is None else None
-    if not is_one(sizes.layout.expert) and places is None:
+    split, alone, sends = within(sizes).ranks, is_one(every_rank(sizes).ranks), sizes.layout.expert_send
+    if not alone and places is None:
         S = heaviest(sizes, S * D) // D
-    stack = Places(S, routed, spec.experts.n_experts // sizes.layout.expert, where.expert, ends)
+    stack = Places(
+        S * split, routed * split, spec.experts.n_experts // sizes.layout.expert, where.expert,
+        where.ends if places is None else None, _going_along(tape, sizes, routes.weights, S * split),
+    )  # fmt: skip
     if sizes.layout.sends_to_nodes:
         y = _stack(tape, sizes, leaves, *to_nodes(tape, sizes, x), stack)
-    elif is_one(sizes.layout.expert):
+    elif alone:
         y = _stack(tape, sizes, leaves, to_experts(tape, x, where, K), None, stack)
+    elif sends == "all":
+        y = _stack(tape, sizes, leaves, from_all(tape, sizes, x, S * split), None, stack)
     else:
         y = _over_ranks(tape, sizes, leaves, to_experts(tape, x, where, K), stack)
-    turned = not is_one(K) and not is_one(N)
-    weights = op.cast(tape, op.contiguous(tape, routes.weights, forward=turned, backward=False), y.dtype)
-    if sizes.layout.sends_to_nodes:  # routes' weights come along, and what is sent back is their sum
-        mixed = from_nodes(tape, sizes, _multiply(tape, y, weights, narrow=1))
-    else:
-        mixed = sum_to(tape, _multiply(tape, from_experts(tape, y, where), weights, narrow=1), N * D)
+    mixed = _mixed(tape, sizes, y, where, routes.weights, stack)
     if sizes.balance:
         loss = op.times_number(tape, balance_loss(tape, sizes, routes, _shares(tape, sizes, where)))
         mixed = with_loss(tape, mixed, loss)
     return mixed
+
+
+def _mixed(tape: Tape, sizes: Sizes, y: Array, where: Dispatch, weights: Array, stack: Places) -> Array:
+    """The sum [N, D] over a token's experts of what they made, by its ``weights`` where these did not go along."""
+    spec, N, layout = sizes.spec, sizes.rows, sizes.layout
+    assert spec.experts is not None
+    width = N * spec.expert_d_model
+    if stack.weights is not None:
+        if layout.sends_to_nodes:
+            return from_nodes(tape, sizes, y)
+        if layout.expert_send == "all" and not is_one(every_rank(sizes).ranks):
+            return to_all(tape, sizes, y)
+        return scattered(tape, y, where.place, width, keeps=sizes.deterministic)
+    turned = not is_one(spec.experts.per_token) and not is_one(N)
+    weights = op.cast(tape, op.contiguous(tape, weights, forward=turned, backward=False), y.dtype)
+    if layout.sends_to_nodes:  # routes' weights come along, and what is sent back is their sum
+        return from_nodes(tape, sizes, _multiply(tape, y, weights, narrow=1))
+    return sum_to(tape, _multiply(tape, from_experts(tape, y, where), weights, narrow=1), width)
+
+
+def _going_along(tape: Tape, sizes: Sizes, weights: Array, rows: Int) -> Array | None:
+    """A weight for each row of this rank's experts, where Megatron-LM sends them with the tokens.
+
+    There they are multiplied in before the last matmul, so that its output is not kept (TEGroupedMLP of
+    core/transformer/moe/experts.py). What sending them takes is left out: a number for each row.
+    """
+    if not sizes.of_megatron:
+        return None
+    weights = op.cast(tape, weights, tape.compute_dtype)
+    size = weights.elements
+    y = tape.make("index_select", "embedding", weights, elements=rows)
+    y.node = tape.node([weights.node], (), lambda g: [tape.make("index_add", "embedding", g, elements=size)])
+    return y
 
 
 def _shares(tape: Tape, sizes: Sizes, where: Dispatch) -> Array:
@@ -150,11 +212,15 @@ def _stack(tape: Tape, sizes: Sizes, leaves: BlockLeaves, x: Array, scales: Arra
         y = project(x, inward, D, 2 * F if spec.feed_forward.gated else F, scales)
         if spec.feed_forward.gated:
             gate, up = op.parts(tape, y, [places.count * F] * 2)
-            h = _gated(tape, sizes, [gate, up])
+            fused = places.weights if spec.feed_forward.activation == "silu" else None
+            h = _gated(tape, sizes, [gate, up], fused)
             del gate, up
         else:
+            fused = None
             h = op.activate(tape, y, spec.feed_forward.activation)
         del y
+        if places.weights is not None and fused is None:
+            h = _multiply(tape, h, places.weights, narrow=1)
         return project(h, "down_proj", F, D)
 
 
@@ -180,7 +246,7 @@ class Places:
     """The rows that experts work on: how many there are, how many have a token, and how their experts are found.
 
     ``ends`` and ``expert`` are the arrays that say where each expert's rows end and whose each row is; both are
-    None where every expert has the same number of places.
+    None where every expert has the same number of places. ``weights`` of the rows are there where they went along.
     """
 
     count: Int
@@ -188,6 +254,7 @@ class Places:
     n_experts: int
     expert: Array | None
     ends: Array | None
+    weights: Array | None = None
 
 
 def experts_linear(

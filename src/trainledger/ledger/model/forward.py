@@ -16,11 +16,9 @@ from trainledger.ledger.core.sizes import Sizes, is_one
 from trainledger.ledger.core.tape import Tape
 from trainledger.ledger.entry import Int
 from trainledger.ledger.memory.checkpointing import Offload, checkpointed, recompute_from_input
-from trainledger.ledger.model.attention import Angles, Choice, Shared, attention, latent_attention
+from trainledger.ledger.model.attention import Angles, Choice, Shared
 from trainledger.ledger.model.attention_core import Masks, held_masks, masks
-from trainledger.ledger.model.feed_forward import experts, mlp
-from trainledger.ledger.model.mixers import mix
-from trainledger.ledger.model.parameters import NORMS
+from trainledger.ledger.model.block import block, compose
 from trainledger.ledger.ops import operations as op
 from trainledger.ledger.ops.loss import (
     cross_entropy,
@@ -30,7 +28,14 @@ from trainledger.ledger.ops.loss import (
     with_loss,
 )
 from trainledger.ledger.ops.norms import norm
-from trainledger.ledger.parallel.tensor import embedded, enter, leave, scatter, tensor_group, vocab_parallel_loss
+from trainledger.ledger.parallel.tensor import (
+    columns_gathered,
+    embedded,
+    enter,
+    scatter,
+    tensor_group,
+    vocab_parallel_loss,
+)
 from trainledger.spec.layers import (
     LayerKind,
     angles_of,
@@ -43,77 +48,6 @@ from trainledger.spec.layers import (
 from trainledger.spec.model import ModelSpec
 from trainledger.spec.recipe import Recipe
 from trainledger.spec.savings import Selective
-
-
-def block(tape: Tape, sizes: Sizes, leaves: BlockLeaves, x: Array, shared: Shared) -> Array:
-    """One of the model's layers."""
-    with tape.at("layers.*"), op.gathered(tape, list(leaves.all())), tape.block():
-        return compose(tape, sizes, leaves, x, shared)
-
-
-def compose(tape: Tape, sizes: Sizes, leaves: BlockLeaves, x: Array, shared: Shared) -> Array:
-    """x + attention, then x + MLP, or x + (attention + MLP); norms are where the spec says."""
-    spec = sizes.spec
-    if spec.block != "serial":
-        return _both(tape, sizes, leaves, x, shared)
-    kind, (first, second) = leaves.kind, NORMS[spec.norm_place]
-    if kind.attends or kind.mixes:
-        mixed = _mix(tape, sizes, leaves, _normed(tape, sizes, x, leaves, first[0]), shared)
-        x = _joined(tape, sizes, leaves, x, mixed, first[1])
-        del mixed
-    if not kind.feeds:
-        return x
-    fed = _feed(tape, sizes, leaves, _normed(tape, sizes, x, leaves, second[0]))
-    return _joined(tape, sizes, leaves, x, fed, second[1])
-
-
-def _both(tape: Tape, sizes: Sizes, leaves: BlockLeaves, x: Array, shared: Shared) -> Array:
-    """Attention and MLP side by side, through one norm or through two."""
-    normed = _normed(tape, sizes, x, leaves, "input_layernorm")
-    attended = residual(tape, sizes, _attend(tape, sizes, leaves, normed, shared))
-    if sizes.spec.block == "parallel-two-norms":
-        normed = _normed(tape, sizes, x, leaves, "post_attention_layernorm")
-    return op.add(tape, x, op.add(tape, attended, residual(tape, sizes, _feed(tape, sizes, leaves, normed))))
-
-
-def _joined(tape: Tape, sizes: Sizes, leaves: BlockLeaves, x: Array, branch: Array, name: str | None) -> Array:
-    """The stream and a branch's output, with the norm after the branch."""
-    if sizes.spec.norm_place == "after-add":
-        return _normed(tape, sizes, op.add(tape, x, residual(tape, sizes, branch)), leaves, name)
-    return op.add(tape, x, residual(tape, sizes, _normed(tape, sizes, branch, leaves, name)))
-
-
-def _normed(tape: Tape, sizes: Sizes, x: Array, leaves: BlockLeaves, name: str | None) -> Array:
-    return x if name is None else norm(tape, sizes, x, leaves.named, name)
-
-
-def _mix(tape: Tape, sizes: Sizes, leaves: BlockLeaves, x: Array, shared: Shared) -> Array:
-    """What a block mixes tokens by: attention, a mixer, or the sum of both."""
-    if not leaves.kind.mixes:
-        return _attend(tape, sizes, leaves, x, shared)
-    attended = _attend(tape, sizes, leaves, x, shared) if leaves.kind.attends else None
-    with tape.at("mixer"):
-        mixed = mix(tape, sizes, leaves, x)
-    return mixed if attended is None else op.add(tape, attended, mixed)
-
-
-def _attend(tape: Tape, sizes: Sizes, leaves: BlockLeaves, x: Array, shared: Shared) -> Array:
-    run = latent_attention if sizes.spec.latent else attention
-    with tape.at("self_attn"):
-        return leave(tape, sizes, run(tape, sizes, leaves, enter(tape, sizes, x), shared))
-
-
-def _feed(tape: Tape, sizes: Sizes, leaves: BlockLeaves, x: Array) -> Array:
-    run: Callable[[Tape, Sizes, BlockLeaves, Array], Array] = experts if leaves.kind.experts else mlp
-    with tape.at("mlp"):
-        return leave(tape, sizes, run(tape, sizes, leaves, enter(tape, sizes, x)))
-
-
-def residual(tape: Tape, sizes: Sizes, x: Array) -> Array:
-    """The output that a branch adds to the residual stream, after dropout."""
-    with tape.at("dropout"):
-        return op.dropout(tape, x, sizes.dropout)
-
 
 Members = tuple[tuple[BlockLeaves, Shared], ...]  # blocks, each with what it shares with others of its kind
 
@@ -188,10 +122,13 @@ def mtp_loss(
     """The sum of the modules' mean losses; h is the output of the last block, e the input of the first."""
     total: Array | None = None
     for ahead in range(1, sizes.spec.n_mtp_layers + 1):
-        part = replace(sizes, T=sizes.T - 1 - ahead)
-        size = part.rows * sizes.spec.d_model
-        own = _own(sizes, leaves, ahead - 1)
-        h = _module(tape, part, own, op.leading(tape, h, size), op.leading(tape, e, size), recipe, shared)
+        own, part, parts = _own(sizes, leaves, ahead - 1), sizes, (h, e)
+        if not sizes.of_megatron:  # which moves tokens on and keeps as many (roll_tensor)
+            part = replace(sizes, T=sizes.T - 1 - ahead)
+            size = part.rows * sizes.spec.d_model
+            parts = op.leading(tape, h, size), op.leading(tape, e, size)
+        h = _module(tape, part, own, *parts, recipe, shared)
+        del parts
         loss = _loss(tape, part, own, h, recipe, head)
         total = loss if total is None else op.add(tape, total, loss)
     assert total is not None, "there is no module"
@@ -219,7 +156,9 @@ def _module(tape: Tape, sizes: Sizes, own: BlockLeaves, h: Array, e: Array, reci
         joined = op.concatenate(tape, [op.cast(tape, part, wide) for part in parts])
         del parts  # the call holds what it was given until it is over
         with tape.at("eh_proj"):
-            x = op.linear(tape, joined, own["eh_proj.weight"], None, sizes.rows, 2 * D, D)
+            joined = enter(tape, sizes, joined)
+            x = op.linear(tape, joined, own["eh_proj.weight"], None, sizes.rows, 2 * D, D // sizes.layout.tensor)
+            x = scatter(tape, sizes, columns_gathered(tape, sizes, x))
         del joined
     theirs = shared(sizes, own.kind)
     return checkpointed(tape, run, x) if recipe.activation_checkpointing.kind == "full" else run(x)
@@ -232,6 +171,10 @@ def _loss(
         normed = norm(tape, sizes, h, own.named, "norm")
     targets = Array(sizes.rows, "int64", None)
     with tape.holding("logits and loss"):
+        if recipe.of_megatron:
+            logits = head(_entered(tape, sizes, normed), sizes.rows)
+            with tape.at(f"{PATH}.loss"):
+                return _megatron_loss(tape, sizes, logits, targets, recipe)
         logits = head(normed, sizes.rows)
         with tape.at(f"{PATH}.loss"):
             if not is_one(sizes.B) and not is_one(sizes.T):  # else the slice of targets is a view of one dim
@@ -277,10 +220,7 @@ def forward(
     if recipe.of_megatron:
         logits = logits_of(_entered(tape, sizes, states()), sizes.rows)
         with tape.at("loss"):
-            if recipe.loss.kind == "in-place":
-                return megatron_cross_entropy_in_place(tape, logits, ids, tensor_group(sizes))
-            fused = recipe.loss.kind == "compiled"
-            return megatron_cross_entropy(tape, logits, ids, tensor_group(sizes), compiled=fused)
+            return _megatron_loss(tape, sizes, logits, ids, recipe)
     if is_one(sizes.layout.tensor):
         sequences = sizes.B if recipe.objective.answers else None
         with tape.at("" if inside else within):
@@ -289,6 +229,12 @@ def forward(
     logits = logits_of(_entered(tape, sizes, states()), sizes.rows)
     with tape.at("loss"):
         return vocab_parallel_loss(tape, sizes, logits, ids, upcast=recipe.loss.upcast)
+
+
+def _megatron_loss(tape: Tape, sizes: Sizes, logits: Array, ids: Array, recipe: Recipe) -> Array:
+    if recipe.loss.kind == "in-place":
+        return megatron_cross_entropy_in_place(tape, logits, ids, tensor_group(sizes))
+    return megatron_cross_entropy(tape, logits, ids, tensor_group(sizes), compiled=recipe.loss.kind == "compiled")
 
 
 def _entered(tape: Tape, sizes: Sizes, x: Array) -> Array:

@@ -213,6 +213,16 @@ def to_experts(tape: Tape, x: Array, where: Dispatch, per_token: int) -> Array:
     return _moved(tape, x, token, where.empty, where.place, where.dropped, copies=per_token)
 
 
+def scattered(tape: Tape, y: Array, index: Array, elements: Int, *, keeps: bool) -> Array:
+    """Rows added up where an index says; ``keeps``: by index_add, which saves them (Megatron-LM's where it is
+    deterministic), and not by scatter_add."""
+    size = y.elements
+    z = tape.make("index_add" if keeps else "scatter_add", "embedding", y, index, elements=elements)
+    saved = (index, y) if keeps else (index,)
+    z.node = tape.node([y.node], saved, lambda g, index, *_: [op.rows(tape, size, g.dtype, index)])
+    return z
+
+
 def from_experts(tape: Tape, y: Array, where: Dispatch) -> Array:
     """The experts' output for each route."""
     return _moved(tape, y, where.place, where.dropped, where.route, where.empty, copies=1)

@@ -304,16 +304,20 @@ def megatron_cross_entropy_in_place(tape: Tape, logits: Array, targets: Array, g
     return _mean_of_tokens(tape, losses, rows)
 
 
-def swiglu(tape: Tape, gate: Array, up: Array) -> Array:
-    """silu(gate) * up in one kernel, which keeps both and nothing between (core/fusions/fused_bias_swiglu.py)."""
-    elements = gate.elements
+def swiglu(tape: Tape, gate: Array, up: Array, weights: Array | None = None) -> Array:
+    """silu(gate) * up in one kernel, which keeps both and nothing between (core/fusions/fused_bias_swiglu.py).
 
-    def backward(g: Array, gate: Array, up: Array) -> Gradients:
-        makes = [(elements, gate.dtype), (elements, up.dtype)]
-        return list(tape.emit("swiglu_backward", "elementwise", reads=[g, gate, up], makes=makes, flops=8 * elements))
+    ``weights`` are multiplied in, one for each row.
+    """
+    elements, scales = gate.elements, [] if weights is None else [weights]
 
-    node = tape.node([gate.node, up.node], (gate, up), backward)
-    y = tape.make("swiglu", "elementwise", gate, up, flops=5 * elements)
+    def backward(g: Array, *saved: Array) -> Gradients:
+        makes = [(elements, gate_dtype), (elements, gate_dtype), *((each, gate_dtype) for each in sizes)]
+        return list(tape.emit("swiglu_backward", "elementwise", reads=[g, *saved], makes=makes, flops=8 * elements))
+
+    gate_dtype, sizes = gate.dtype, [scale.elements for scale in scales]
+    node = tape.node([gate.node, up.node, *(scale.node for scale in scales)], (gate, up, *scales), backward)
+    y = tape.make("swiglu", "elementwise", gate, up, *scales, elements=elements, flops=5 * elements)
     y.node = node
     return y
 

@@ -14,7 +14,9 @@ from __future__ import annotations
 from trainledger.ledger.core.graph import Array, Gradients, ModelLeaves, component_of
 from trainledger.ledger.core.sizes import Sizes, is_one
 from trainledger.ledger.core.tape import Tape
-from trainledger.ledger.entry import Group, Int
+from trainledger.ledger.entry import EVERY_EXPERT, EXPERT_TENSOR, Group, Int
+from trainledger.ledger.model.routing import scattered
+from trainledger.ledger.ops import operations as op
 from trainledger.ledger.ops.linear import blocks, cast_by_block
 from trainledger.ledger.parallel.context import exchanged
 from trainledger.ledger.parallel.rank_plan import RankPlan
@@ -39,11 +41,12 @@ def to_ranks(tape: Tape, sizes: Sizes, x: Array) -> tuple[Array, Arrived | None]
     assert sizes.spec.experts is not None
     group, n_experts = _group(sizes), sizes.spec.experts.n_experts
     if sizes.capacity_factor is not None:
-        return _together(tape, exchanged(tape, group, x)), None
+        return _together(tape, _gathered(tape, within(sizes), exchanged(tape, group, x))), None
     counts = tape.pointwise("sub", Array(n_experts, "int64", None))
     makes = [(n_experts, "int64")]
     (arriving,) = tape.collective("all_to_all", group, counts.nbytes, reads=[counts], makes=makes)
     y = exchanged(tape, group, x, heaviest(sizes, x.elements))
+    y = _gathered(tape, within(sizes), y)
     own = _by_expert(tape, y.elements // sizes.spec.expert_d_model, n_experts // sizes.layout.expert, arriving)
     return _together(tape, y, own.place, own.route), own
 
@@ -53,7 +56,67 @@ def from_ranks(tape: Tape, sizes: Sizes, y: Array, own: Arrived | None, elements
     back = () if own is None else (own.route, own.place)
     rows = _together(tape, y, *back)
     del y
+    rows = _scattered(tape, within(sizes), rows)
     return exchanged(tape, _group(sizes), rows, elements)
+
+
+def within(sizes: Sizes) -> Group:
+    """The ranks that split an expert and have other tokens each: those of Megatron-LM's sequence parallelism."""
+    apart = sizes.routes_own or sizes.layout.folds
+    return Group(EXPERT_TENSOR, sizes.layout.splits_expert if apart else 1)
+
+
+def every_rank(sizes: Sizes) -> Group:
+    """The ranks whose tokens may go to an expert."""
+    return Group(EVERY_EXPERT, within(sizes).ranks * sizes.layout.expert)
+
+
+def from_all(tape: Tape, sizes: Sizes, x: Array, rows: Int) -> Array:
+    """The tokens of all ranks gathered, and of those the ``rows`` of this rank's experts (token_dispatcher.py)."""
+    whole = _gathered(tape, every_rank(sizes), x)
+    size, width = whole.elements, sizes.spec.expert_d_model
+    index = Array(rows, "int64", None)
+
+    def backward(g: Array, index: Array) -> Gradients:
+        return [tape.make("index_add", "embedding", g, index, elements=size)]
+
+    y = op.rows(tape, rows * width, whole.dtype, index)
+    y.node = tape.node([whole.node], (index,), backward)
+    return y
+
+
+def to_all(tape: Tape, sizes: Sizes, y: Array) -> Array:
+    """What this rank's experts made of all tokens, summed over the ranks: each gets its own tokens [N, D]."""
+    group, index = every_rank(sizes), Array(y.elements // sizes.spec.expert_d_model, "int64", None)
+    elements = sizes.rows * sizes.spec.expert_d_model * group.ranks
+    return _scattered(tape, group, scattered(tape, y, index, elements, keeps=sizes.deterministic))
+
+
+def _gathered(tape: Tape, group: Group, x: Array) -> Array:
+    """All ranks' rows; backward sums over the ranks what each has of a rank's own."""
+    if is_one(group.ranks):
+        return x
+    y = _all_gathered(tape, group, x)
+    y.node = tape.node([x.node], (), lambda g: [_all_summed(tape, group, g)])
+    return y
+
+
+def _scattered(tape: Tape, group: Group, x: Array) -> Array:
+    if is_one(group.ranks):
+        return x
+    y = _all_summed(tape, group, x)
+    y.node = tape.node([x.node], (), lambda g: [_all_gathered(tape, group, g)])
+    return y
+
+
+def _all_gathered(tape: Tape, group: Group, x: Array) -> Array:
+    makes = [(x.elements * group.ranks, x.dtype)]
+    return tape.collective("all_gather", group, x.nbytes * group.ranks, reads=[x], makes=makes)[0]
+
+
+def _all_summed(tape: Tape, group: Group, x: Array) -> Array:
+    makes = [(x.elements // group.ranks, x.dtype)]
+    return tape.collective("reduce_scatter", group, x.nbytes, reads=[x], makes=makes)[0]
 
 
 def heaviest(sizes: Sizes, elements: Int) -> Int:
@@ -146,14 +209,14 @@ def _dispatched(tape: Tape, sizes: Sizes, x: Array) -> tuple[Array, Array | None
     assert sizes.spec.experts is not None
     float8, K, group = tape.precision.float8, sizes.spec.experts.per_token, _group(sizes)
     if float8 is None or float8.scaling != "block":
-        arriving = Array(heaviest(sizes, x.elements * K), x.dtype, None)
+        arriving = Array(heaviest(sizes, x.elements * K) * within(sizes).ranks, x.dtype, None)
         makes = [(arriving.elements, x.dtype)]
         arrays = tape.collective("all_to_all", group, arriving.nbytes, reads=[x], makes=makes, basis="assumed")
         return arrays[0], None
     count = sizes.rows * blocks(sizes.spec.expert_d_model)
     format = float8.backward if tape.phase == "backward" else float8.forward
     x8, scales = cast_by_block(tape, x, count, format)
-    arriving = heaviest(sizes, x8.elements * K)
+    arriving = heaviest(sizes, x8.elements * K) * within(sizes).ranks
     of_scales = arriving // sizes.spec.expert_d_model * blocks(sizes.spec.expert_d_model)
     makes = [(arriving, format), (of_scales, "fp32")]
     payload = sum(nbytes_in(elements, dtype) for elements, dtype in makes)

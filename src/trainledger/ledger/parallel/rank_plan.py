@@ -165,6 +165,11 @@ class RankPlan:
         return sum(chunk.chunk.count for chunk in self.chunks)
 
     @property
+    def experts_apart(self) -> bool:
+        """The ranks that share experts' states are others than those that share all else."""
+        return self.layout.folds or not is_one(self.layout.expert)
+
+    @property
     def whole_experts(self) -> bool:
         """Whether no other rank that shards has this rank's experts, so that they are neither gathered nor reduced."""
         return self.gathers and not is_one(self.layout.expert) and is_one(self.expert_group.ranks)
@@ -197,11 +202,11 @@ class RankPlan:
 def rank_plan(run: Run, stage: int = 0, place: int = 0) -> RankPlan:
     """The plan of a rank of a run, by its stage and its place among those that shard."""
     layout, local = run.layout, local_run(run)
-    sharded = not is_one(layout.shard_ranks)
     group = Group("shard" if is_one(layout.context) else "shard x context", layout.shard_ranks)
     experts = group
-    if not is_one(layout.expert):
-        experts = Group(f"{group.axes} / expert", layout.shard_ranks // layout.expert if layout.zero else 1)
+    if layout.folds or not is_one(layout.expert):
+        experts = Group(f"{group.axes} / expert", layout.expert_replicas if layout.zero else 1)
+    sharded = not (is_one(group.ranks) and is_one(experts.ranks))
     chunks = chunks_of(layout, run.model.n_layers, stage)
     parts = _parts(local, chunks)
     apart = max(1, layout.prefetch) if sharded and layout.zero > 1 else 0
@@ -235,7 +240,7 @@ def local_run(run: Run) -> Run:
         return run
     if not is_one(layout.context):
         recipe = replace(recipe, seq_len=run.rank_tokens)
-    return replace(run, model=local_model(run.model, layout.tensor), recipe=recipe)
+    return replace(run, model=local_model(run.model, layout.tensor, layout.expert_tensor), recipe=recipe)
 
 
 def parts_of(run: Run, stage: int) -> tuple[Part, ...]:
@@ -256,13 +261,16 @@ def _runs_of(local: Run, chunk: Chunk) -> tuple[LayerRun, ...]:
 
 
 def _leaves(local: Run, part: Part) -> ModelLeaves:
-    """The parameters of a part of the model; expert ranks have only their experts."""
+    """The parameters of a part of the model; expert ranks have only their experts, tensor ranks split eh_proj."""
     leaves, ranks = leaves_of(local.model, local.recipe, part), local.layout.expert
-    if is_one(ranks):
+    tensor = local.layout.tensor if local.model.n_mtp_layers else 1
+    if is_one(ranks) and is_one(tensor):
         return leaves
 
     def own(leaf: Leaf) -> Leaf:
-        if component_of(leaf.path) != "experts":
+        if leaf.path.endswith("eh_proj.weight"):
+            return Leaf(leaf.path, (leaf.shape[0] // tensor, *leaf.shape[1:]), trained=leaf.trained)
+        if component_of(leaf.path) != "experts" or is_one(ranks):
             return leaf
         return Leaf(leaf.path, (leaf.shape[0] // ranks, *leaf.shape[1:]), trained=leaf.trained)
 

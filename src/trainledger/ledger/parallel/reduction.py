@@ -85,11 +85,11 @@ def sum_over_replicas(tape: Tape, rank: RankPlan, leaves: ModelLeaves) -> None:
     if is_one(rank.replicas.ranks):
         return
     with tape.during("backward"):
-        if layout.zero == 0 and not is_one(layout.expert):  # experts have fewer replicas, in separate buffers
+        if layout.zero == 0 and rank.experts_apart:  # which have fewer replicas, in separate buffers
             of_experts = leaves.trained().among(lambda leaf: component_of(leaf.path) == "experts").elements
             others = Array(leaves.trained().elements - of_experts, dtype, None)
             tape.all_reduce(rank.replicas, others, overlap="compute")
-            fewer = Group(f"{rank.group.axes} / expert", rank.replicas.ranks // layout.expert)
+            fewer = Group(f"{rank.group.axes} / expert", layout.replicate * layout.expert_replicas)
             tape.all_reduce(fewer, Array(of_experts, dtype, None), overlap="compute")
             return
         for elements, count in buckets(leaves, dtype):
@@ -182,7 +182,7 @@ def sum_norms(tape: Tape, rank: RankPlan, leaves: ModelLeaves) -> None:
     have other tensors, and each its joint norm by then.
     """
     layout, trained = rank.layout, leaves.trained()
-    if not is_one(layout.expert):
+    if rank.experts_apart:
         experts = trained.among(lambda leaf: component_of(leaf.path) == "experts").tensors
         trained = trained.among(lambda leaf: component_of(leaf.path) != "experts")
         for group in (rank.expert_group, Group("expert", layout.expert)):

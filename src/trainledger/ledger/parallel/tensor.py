@@ -20,19 +20,21 @@ from trainledger.spec.model import ModelSpec
 from trainledger.spec.parts import with_fields
 
 
-def local_model(spec: ModelSpec, ranks: Int) -> ModelSpec:
+def local_model(spec: ModelSpec, ranks: Int, splits_expert: Int | None = None) -> ModelSpec:
     """The model that one tensor rank computes: its heads, its part of the inner widths, its rows of the embedding.
 
-    Key-value heads that are fewer than the ranks are held by several of them.
+    Key-value heads that are fewer than the ranks are held by several of them. ``splits_expert``: the ranks that split
+    the inner size of an expert, where those are others.
 
     >>> from trainledger.answers.load import model
     >>> rank = local_model(model("llama-3-8b", **{"attention.n_kv_heads": 2}), 4)
     >>> rank.attention.n_heads, rank.kv_heads, rank.head_size, rank.feed_forward.d_ff, rank.padded_vocab
     (8, 1, 128, 3584, 32064)
     """
-    if is_one(ranks):
+    if is_one(ranks) and splits_expert is None:
         return spec
-    latent, shared = spec.latent, None if spec.experts is None else spec.experts.shared_d_ff
+    latent, experts = spec.latent, spec.experts
+    shared = None if experts is None else experts.shared_d_ff
     return with_fields(
         spec,
         {
@@ -40,7 +42,7 @@ def local_model(spec: ModelSpec, ranks: Int) -> ModelSpec:
             "attention.n_kv_heads": None if latent else share(spec.kv_heads, ranks),
             "attention.head_dim": spec.attention.head_dim if latent else spec.head_size,
             "feed_forward.d_ff": spec.feed_forward.d_ff // ranks,
-            "feed_forward.expert_d_ff": spec.experts.width // ranks if spec.experts is not None else None,
+            "feed_forward.expert_d_ff": None if experts is None else experts.width // (splits_expert or ranks),
             "feed_forward.shared_d_ff": None if shared is None else shared // ranks,
             "vocab_size": spec.padded_vocab // ranks,
             "vocab_multiple": 1,
@@ -128,6 +130,18 @@ def scatter(tape: Tape, sizes: Sizes, x: Array) -> Array:
         return [*tape.collective("all_gather", tensor_group(sizes), g.nbytes * ranks, reads=[g], makes=makes)]
 
     y.node = tape.node([x.node], (), backward)
+    return y
+
+
+def columns_gathered(tape: Tape, sizes: Sizes, x: Array) -> Array:
+    """All ranks' columns of x, brought together by a copy; each has its own of the gradient."""
+    group, own = tensor_group(sizes), x.elements
+    if is_one(group.ranks):
+        return x
+    whole = own * group.ranks
+    (y,) = tape.collective("all_gather", group, x.nbytes * group.ranks, reads=[x], makes=[(whole, x.dtype)])
+    y = tape.make("cat", "copy", y)
+    y.node = tape.node([x.node], (), lambda g: [tape.make("clone", "copy", g.view(own))])
     return y
 
 

@@ -127,6 +127,8 @@ def _expert_send(run: Run) -> Iterator[Problem]:
     rule = ""
     if run.layout.expert == 1:
         rule = "needs layout.expert above 1"
+    elif run.layout.expert_send == "all" and not run.recipe.of_megatron:
+        rule = "is Megatron-LM's way (recipe.framework = 'megatron-core')"
     elif run.recipe.expert_dispatch.kind == "capacity":
         rule = "sends every token to its experts, which recipe.expert_dispatch = 'capacity' does not"
     if rule:
@@ -253,16 +255,38 @@ def _context(run: Run) -> Iterator[Problem]:
 def _expert(run: Run) -> Iterator[Problem]:
     layout, experts = run.layout, run.model.experts
     ranks = layout.expert
-    if ranks == 1:
+    if ranks == 1 and not layout.folds:
         return
     if experts is None:
-        yield Problem("layout.expert", ranks, "the model has no experts (model.feed_forward)", 1)
+        field, value = ("layout.expert", ranks) if ranks > 1 else ("layout.expert_tensor", layout.expert_tensor)
+        yield Problem(field, value, "the model has no experts (model.feed_forward)", 1 if ranks > 1 else "none")
         return
-    whole = layout.shard * layout.context
-    count = experts.n_experts
+    whole, count, among = layout.shard * layout.context, experts.n_experts, "shard x context"
+    if layout.folds:
+        rule = _folding(run, experts.width)
+        if rule:
+            yield Problem("layout.expert_tensor", layout.expert_tensor, rule, layout.tensor)
+            return
+        whole, among = whole * layout.tensor // layout.splits_expert, "shard x context x tensor / expert_tensor"
     if whole % ranks or count % ranks:
-        rule = f"must divide n_experts = {count} and the {whole} ranks of shard x context"
+        rule = f"must divide n_experts = {count} and the {whole} ranks of {among}"
         yield Problem("layout.expert", ranks, rule, nearest_divisor(gcd(count, whole), ranks))
+
+
+def _folding(run: Run, width: int) -> str:
+    """The rule that ranks of experts which are not ranks of all else break; empty where they obey all."""
+    layout, split = run.layout, run.layout.splits_expert
+    if not run.recipe.of_megatron:
+        return "other than layout.tensor is Megatron-LM's way (recipe.framework = 'megatron-core')"
+    if layout.zero == 3:
+        return "other than layout.tensor is not accounted for with parameters sharded at zero = 3"
+    if layout.tensor > 1 and not layout.sequence_parallel:
+        return "other than layout.tensor needs layout.sequence_parallel, so that tensor ranks have other tokens each"
+    if width % split:
+        return f"must divide an expert's width = {width}"
+    if layout.shard * layout.context * layout.tensor % split:
+        return f"must divide the {layout.shard * layout.context * layout.tensor} ranks of shard x context x tensor"
+    return ""
 
 
 def _sharding(run: Run) -> Iterator[Problem]:
@@ -329,7 +353,8 @@ def _broken(run: Run, ranks: int) -> str:
     if spec.experts is None or spec.experts.n_dense_layers or spec.experts.every > 1:
         split["model.feed_forward.d_ff"] = spec.feed_forward.d_ff
     if spec.experts is not None:
-        split["an expert's width"] = spec.experts.width
+        if not run.layout.folds:
+            split["an expert's width"] = spec.experts.width
         if spec.experts.shared_d_ff is not None:
             split["model.feed_forward.shared_d_ff"] = spec.experts.shared_d_ff
     for name, size in split.items():

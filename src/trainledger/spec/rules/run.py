@@ -174,7 +174,7 @@ def _experts(run: Run) -> Iterator[Problem]:
         yield Problem("recipe.seq_len", recipe.seq_len, rule, spec.least_seq_len)
     for axis in ("tensor", "context"):
         ranks = getattr(run.layout, axis)
-        if spec.n_mtp_layers and isinstance(ranks, int) and ranks > 1:
+        if spec.n_mtp_layers and isinstance(ranks, int) and ranks > 1 and not (axis == "tensor" and recipe.of_megatron):
             rule = "multi-token prediction modules (model.n_mtp_layers) are not accounted for over such ranks"
             yield Problem(f"layout.{axis}", ranks, rule, 1)
     if spec.n_mtp_layers and run.layout.pipeline > 1 and (spec.positions.kind == "learned" or spec.embedding_norm):
@@ -290,6 +290,9 @@ def _framework(recipe: Recipe) -> Iterator[Problem]:
     if recipe.gradient_fusion and (recipe.framework != "megatron-core" or not recipe.precision.gradient_buffers):
         rule = "is Transformer Engine's, for recipe.framework = megatron-core and precision.gradient_dtype = fp32 only"
         yield Problem("recipe.gradient_fusion", True, rule, False)
+    if recipe.grouped_experts and recipe.framework != "megatron-core":
+        rule = "is Transformer Engine's, for recipe.framework = megatron-core only"
+        yield Problem("recipe.grouped_experts", True, rule, False)
     if recipe.of_megatron and recipe.loss.kind in ("chunked", "fused"):
         yield Problem("recipe.loss", recipe.loss.kind, "is not available in Megatron-LM (recipe.framework)", "compiled")
     if recipe.framework == "jax":

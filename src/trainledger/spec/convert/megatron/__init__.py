@@ -23,6 +23,7 @@ from trainledger.spec.units import ceil_div
 
 __all__ = ["SUFFIXES", "Arguments", "MegatronRun", "from_arguments", "from_values", "read_arguments", "read_file"]
 
+_DISPATCHERS = {"allgather": "all", "alltoall": "copies", "alltoall_seq": "copies", "flex": "nodes"}
 _NAMED = 12  # arguments that a sentence names
 
 
@@ -155,6 +156,8 @@ def ranks_of(read: Reading) -> tuple[int, int, int]:
 def layout_of(read: Reading, data_ranks: int, layers: int) -> dict[str, Any]:
     """The ``[layout]`` section: what shards or replicates, the model's axes, the schedule, and what overlaps."""
     tensor, pipeline, context = ranks_of(read)
+    experts, within = read.count("expert-model-parallel-size", 1) or 1, read.count("expert-tensor-parallel-size")
+    folds = within is not None and within != tensor and bool(read.count("num-experts"))
     section: dict[str, Any] = {}
     if read.flag("use-megatron-fsdp") or read.flag("use-torch-fsdp2") or read.flag("use-custom-fsdp"):
         section |= _sharded(read, data_ranks)
@@ -162,7 +165,7 @@ def layout_of(read: Reading, data_ranks: int, layers: int) -> dict[str, Any]:
         instances = read.count("num-distributed-optimizer-instances", 1) or 1
         replicas = instances if data_ranks % instances == 0 else 1
         section |= {"replicate": replicas, "shard": data_ranks // replicas, "zero": 1}
-    elif context > 1 or (read.count("expert-model-parallel-size", 1) or 1) > 1:
+    elif context > 1 or experts > 1 or folds:
         section |= {"shard": data_ranks, "zero": 0}
     else:
         section["replicate"] = data_ranks
@@ -177,15 +180,13 @@ def layout_of(read: Reading, data_ranks: int, layers: int) -> dict[str, Any]:
     elif context > 1 and kinds[0] != "p2p":
         said = kinds if len(kinds) > 1 else kinds[0]
         read.notes.append(f"--cp-comm-type {said}: assuming a ring over all context ranks")
-    if (experts := read.count("expert-model-parallel-size", 1) or 1) > 1:
+    if experts > 1:
         section["expert"] = experts
-        if read.text("moe-token-dispatcher-type", "allgather") == "allgather":
-            read.notes.append("--moe-token-dispatcher-type allgather: assuming an all-to-all between expert ranks")
-    within = read.count("expert-tensor-parallel-size")
-    if within is not None and within != tensor and read.flag("num-experts"):
-        read.notes.append(
-            f"--expert-tensor-parallel-size {within}: assuming experts that are split over {tensor} tensor ranks"
-        )
+        sends = read.chosen("moe-token-dispatcher-type", _DISPATCHERS, "allgather", "alltoall")
+        if not read.number("moe-expert-capacity-factor"):
+            section["expert_send"] = sends
+    if folds:
+        section["expert_tensor"] = within
     section["overlap"] = _overlap(read, section) or "none"
     return section
 

@@ -227,6 +227,8 @@ def recipe_of(read: Reading, data_ranks: int) -> dict[str, Any]:
     own_buffers = section["precision"].get("gradient_dtype") == "fp32" and section["framework"] == "megatron-core"
     if own_buffers and not read.flag("no-gradient-accumulation-fusion"):
         section["gradient_fusion"] = True
+    if section["framework"] == "megatron-core" and read.flag("moe-grouped-gemm") and read.flag("num-experts"):
+        section["grouped_experts"] = True
     # cuBLAS's workspace as --deterministic-mode wants it says the same alone.
     section["deterministic"] |= (read.arguments.environment or {}).get("CUBLAS_WORKSPACE_CONFIG") == ":4096:8"
     if any(map(read.flag, ("cuda-graph-impl", "enable-cuda-graph", "external-cuda-graph"))):
