@@ -24,7 +24,7 @@ from trainledger.forecast.predict.device_memory import device_memory
 from trainledger.forecast.predict.parallel_step import layout_time
 from trainledger.ledger.memory.timeline import peak_nbytes
 from trainledger.ledger.ranks import RankAccount, accounts
-from trainledger.spec.device import Efficiency, kernels_of_capability
+from trainledger.spec.device import Efficiency
 
 PREDICTED = Path(__file__).parent / "later_predicted.csv"
 WITHOUT_BRIDGE = Path(__file__).parent / "without_bridge.toml"
@@ -65,10 +65,7 @@ def predictions(chosen: Callable[[LaterRun], bool] = lambda case: True) -> Itera
     known: dict[object, tuple[RankAccount, ...]] = {}
     for case in filter(chosen, later_runs()[0]):
         if case.run not in known:
-            # Transformer Engine takes cuDNN's attention from Hopper on; what else a program has is not said.
-            own = case.run.recipe.framework == "megatron-core"
-            kernels = kernels_of_capability(case.device.compute_capability) if own else "cuda"
-            known[case.run] = tuple(accounts(case.run, backend=kernels))
+            known[case.run] = tuple(accounts(case.run, backend="cuda"))
         ranks = known[case.run]
         memories = [
             device_memory(
