@@ -285,9 +285,7 @@ class Recipe:
         False,
     )
     grouped_experts: bool = setting(
-        "the experts of a rank are multiplied together on several streams, each with a workspace (Transformer Engine; "
-        "Megatron-LM's --moe-grouped-gemm)",
-        False,
+        "a rank's experts multiply on several streams with a workspace each (Megatron-LM's --moe-grouped-gemm)", False
     )
     lora: Lora | None = part("adapters on frozen weights; absent = all weights are trained", Lora, default=None)
 

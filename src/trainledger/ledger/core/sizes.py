@@ -138,6 +138,7 @@ class Sizes:
     @property
     def routes_own(self) -> bool:
         """Tensor ranks route their own tokens to experts (Megatron-LM's sequence parallelism), and not all of them."""
+        # core/transformer/moe/moe_layer.py refuses to train tensor ranks without sequence parallelism.
         return self.of_megatron and self.layout.sequence_parallel
 
     @property

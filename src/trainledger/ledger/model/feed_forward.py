@@ -88,6 +88,7 @@ def experts(tape: Tape, sizes: Sizes, leaves: BlockLeaves, x: Array) -> Array:
     with tape.at("shared_experts"):
         width = mixture.shared_width
         if sizes.routes_own:
+            # Its matmuls are those of a dense MLP: all tokens are gathered for them (shared_experts.py).
             whole = enter(tape, sizes, x)
             shared = leave(tape, sizes, mlp(tape, sizes, leaves, whole, name="mlp.shared_experts", width=width))
             del whole
@@ -123,10 +124,9 @@ def _routed(tape: Tape, sizes: Sizes, leaves: BlockLeaves, x: Array) -> Array:
     split, alone, sends = within(sizes).ranks, is_one(every_rank(sizes).ranks), sizes.layout.expert_send
     if not alone and places is None:
         S = heaviest(sizes, S * D) // D
-    stack = Places(
-        S * split, routed * split, spec.experts.n_experts // sizes.layout.expert, where.expert,
-        where.ends if places is None else None, _going_along(tape, sizes, routes.weights, S * split),
-    )  # fmt: skip
+    here, ends = spec.experts.n_experts // sizes.layout.expert, where.ends if places is None else None
+    weights = _going_along(tape, sizes, routes.weights, S * split)
+    stack = Places(S * split, routed * split, here, where.expert, ends, weights)
     if sizes.layout.sends_to_nodes:
         y = _stack(tape, sizes, leaves, *to_nodes(tape, sizes, x), stack)
     elif alone:

@@ -312,7 +312,7 @@ def swiglu(tape: Tape, gate: Array, up: Array, weights: Array | None = None) -> 
     elements, scales = gate.elements, [] if weights is None else [weights]
 
     def backward(g: Array, *saved: Array) -> Gradients:
-        makes = [(elements, gate_dtype), (elements, gate_dtype), *((each, gate_dtype) for each in sizes)]
+        makes = [(elements, gate_dtype), (elements, gate_dtype), *((size, gate_dtype) for size in sizes)]
         return list(tape.emit("swiglu_backward", "elementwise", reads=[g, *saved], makes=makes, flops=8 * elements))
 
     gate_dtype, sizes = gate.dtype, [scale.elements for scale in scales]

@@ -73,6 +73,7 @@ def every_rank(sizes: Sizes) -> Group:
 
 def from_all(tape: Tape, sizes: Sizes, x: Array, rows: Int) -> Array:
     """The tokens of all ranks gathered, and of those the ``rows`` of this rank's experts (token_dispatcher.py)."""
+    # The buffer that Megatron-LM gathers into is one for all layers; here it is freed as other memory is.
     whole = _gathered(tape, every_rank(sizes), x)
     size, width = whole.elements, sizes.spec.expert_d_model
     index = Array(rows, "int64", None)

@@ -268,6 +268,7 @@ def _leaves(local: Run, part: Part) -> ModelLeaves:
         return leaves
 
     def own(leaf: Leaf) -> Leaf:
+        # Its outputs are gathered before a block begins (multi_token_prediction.py, _concat_embeddings).
         if leaf.path.endswith("eh_proj.weight"):
             return Leaf(leaf.path, (leaf.shape[0] // tensor, *leaf.shape[1:]), trained=leaf.trained)
         if component_of(leaf.path) != "experts" or is_one(ranks):
