@@ -41,6 +41,14 @@ TWO: dict[str, Case] = {
     "fsdp, nf4": ({"shard": 2}, ODD, {**LORA, "lora.base_format": "nf4", "precision": "bf16-mixed"}),
     "fsdp, int8": ({"shard": 2}, ODD, {**LORA, "lora.base_format": "int8"}),
     "fsdp, gathered in bf16": ({"shard": 2}, {}, {**LORA, "precision": "bf16-sharded"}),
+    "tensor": ({"tensor": 2}, {}, LORA),
+    "tensor and sequence": ({"tensor": 2, "sequence_parallel": True}, {}, {**LORA, "micro_batch": 4}),
+    "tensor, gpt2": ({"tensor": 2}, GPT2, LORA),
+    "tensor, attention alone": ({"tensor": 2}, {}, {**LORA, "lora.targets": ["q_proj", "o_proj"]}),
+    "tensor, checkpointed, bf16-mixed": (
+        {"tensor": 2}, {}, {**LORA, "activation_checkpointing": "full", "precision": "bf16-mixed"}
+    ),
+    "tensor, embedding and head": ({"tensor": 2}, {}, {**LORA, **WHOLE}),
     "ddp, dora": ({"replicate": 2}, {}, {**DORA, "global_batch": 4}),
     "zero 2, dora, odd sizes": ({"shard": 2, "zero": 2}, ODD, DORA),
     "fsdp, dora": ({"shard": 2}, {}, DORA),
@@ -69,6 +77,9 @@ FOUR: dict[str, Case] = {
     "fsdp over four, odd sizes, int8": ({"shard": 4}, ODD, {**LORA, "lora.base_format": "int8", "lora.dropout": 0.1}),
     "fsdp over four, odd sizes, bf16": ({"shard": 4}, {**GPT2, **ODD}, {**LORA, "precision": "bf16-sharded"}),
     "zero 2 over four, odd sizes": ({"shard": 4, "zero": 2}, ODD, {**LORA, "lora.base_format": "nf4"}),
+    "tensor over four": ({"tensor": 4}, {"attention.n_kv_heads": 4, "attention.n_heads": 4}, LORA),
+    "tensor and fsdp": ({"tensor": 2, "shard": 2}, {}, LORA),
+    "tensor, sequence and fsdp": ({"tensor": 2, "shard": 2, "sequence_parallel": True}, {}, {**LORA, "micro_batch": 4}),
     "zero 1 over four, odd sizes": ({"shard": 4, "zero": 1}, ODD, LORA),
 }
 
@@ -88,10 +99,24 @@ def test_four_ranks(tmp_path: Path) -> None:
         check(load(tables(FOUR[name])), ranks)
 
 
-def test_trained_adapters_are_those_of_one_process_and_resume_with_the_same_bits(tmp_path: Path) -> None:
+OVER_TENSOR = {"tensor": {"tensor": 2}, "tensor and sequence": {"tensor": 2, "sequence_parallel": True}}
+
+
+@pytest.mark.parametrize(
+    ("layouts", "adapters"),
+    [
+        (SPREAD, {"lora.dropout": 0.1, "lora.base_format": "nf4"}),
+        (OVER_TENSOR, {"lora.whole": ["embed_tokens", "lm_head"]}),
+        ({"shards": {"shard": 2}}, {"lora.dora": True, "lora.base_format": "int8"}),
+    ],
+    ids=["data ranks", "tensor ranks", "dora"],
+)
+def test_trained_adapters_are_those_of_one_process_and_resume_with_the_same_bits(
+    layouts: dict[str, dict[str, Any]], adapters: dict[str, Any], tmp_path: Path
+) -> None:
     fields = {
-        "steps": 6, "global_batch": 8, "micro_batch": 2, "checkpoints.every": 3, "lora.rank": 3, "lora.dropout": 0.1,
-        "lora.base_format": "nf4", "optimizer.epsilon": 1e-5,
+        "steps": 6, "global_batch": 8, "micro_batch": 2, "checkpoints.every": 3, "lora.rank": 3, **adapters,
+        "optimizer.epsilon": 1e-5,
     }  # fmt: skip
     start = build(TINY, run_of({"fields": fields}).recipe)
     initialize(start, seed=5)
@@ -99,14 +124,14 @@ def test_trained_adapters_are_those_of_one_process_and_resume_with_the_same_bits
     fields["initial_weights"] = str(tmp_path / "start")
     train_alone(tmp_path, fields)
     runs: list[dict[str, Any]] = []
-    for name, layout in SPREAD.items():
+    for name, layout in layouts.items():
         common = {"layout": layout, "fields": fields}
         cut = common | {"dir": str(tmp_path / f"{name}, cut")}
         runs += [common | {"dir": str(tmp_path / name), "metered": True}, cut | {"stop_after": 3}]
         runs += [cut | {"resume": True}]
-    assert train_on_ranks(tmp_path, runs, 2) == [[0, 0], [143, 143], [0, 0]] * len(SPREAD)
+    assert train_on_ranks(tmp_path, runs, 2) == [[0, 0], [143, 143], [0, 0]] * len(layouts)
     alone = dict(load_trained(tmp_path / "alone", print).model.named_parameters())
-    for name in SPREAD:
+    for name in layouts:
         for what in ("loss", "grad_norm", "validation_loss"):
             assert told(tmp_path / name, what) == pytest.approx(told(tmp_path / "alone", what), rel=1e-5), name
         for parameter, value in load_trained(tmp_path / name, print).model.named_parameters():
@@ -114,6 +139,6 @@ def test_trained_adapters_are_those_of_one_process_and_resume_with_the_same_bits
         whole, cut = (all_checkpoints(tmp_path / each)[-1] for each in (name, f"{name}, cut"))
         for file in [*whole.glob("model*"), *whole.glob("optimizer*")]:
             assert (cut / file.name).read_bytes() == file.read_bytes(), f"{name}: {file.name}"
-        run = run_of({"layout": SPREAD[name], "fields": fields})
+        run = run_of({"layout": layouts[name], "fields": fields})
         wrong = [each for rank in read_ranks(tmp_path / name) for each in differences(rank, run)]
         assert wrong == [], name

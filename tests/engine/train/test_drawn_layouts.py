@@ -46,10 +46,11 @@ def drawn(random: Random) -> dict[str, Any]:
     }
     model: dict[str, Any] = {"n_layers": 4, "attention.n_heads": 8, "attention.n_kv_heads": 4}
     fields: dict[str, Any] = {"activation_checkpointing": random.choice(("none", "none", "full"))}
-    plain = axes["tensor"] * axes["context"] * axes["pipeline"] == 1
-    if plain and random.random() < 0.5:
-        fields |= {"lora.rank": 2, "lora.base_format": random.choice((None, "bf16", "int8", "nf4"))}
-        fields |= {"lora.dropout": random.choice((0.0, 0.1)), "lora.targets": random.choice((("linear",), ("q_proj",)))}
+    if axes["context"] * axes["pipeline"] == 1 and random.random() < 0.5:
+        fields |= {"lora.rank": 2, "lora.targets": random.choice((("linear",), ("q_proj",), ("o_proj", "up_proj")))}
+        if axes["tensor"] == 1:
+            fields |= {"lora.base_format": random.choice((None, "bf16", "int8", "nf4"))}
+            fields |= {"lora.dropout": random.choice((0.0, 0.1)), "lora.dora": random.choice((False, True))}
     elif axes["tensor"] == 1 and random.random() < 0.6:
         layout["expert"] = random.choice([each for each in (1, 2, 4) if ranks % each == 0])
         model, fields["load_balance_loss"] = model | EXPERTS, random.choice((0.0, 0.05))

@@ -91,6 +91,9 @@ CORNERS: dict[str, tuple[Any, int, dict[str, Any], dict[str, Any], dict[str, Any
     "adapters beside weights in several formats": (
         "gpt2", 8, {"seq_len": 512, "precision": "bf16-mixed", "lora.rank": 64, "lora.base_format": "int8"}, {}, {}, 12,
     ),
+    "adapters over tensor ranks": (
+        "llama-3-8b", 8, {"seq_len": 512, "precision": "bf16", "lora.rank": 64}, {}, {"tensor": 2, "context": 1}, 8,
+    ),
     "segments": (
         "mistral-7b", 32, {"seq_len": 512, "activation_checkpointing": "segments"}, {},
         {"pipeline": 16, "zero": 3, "context": 1, "activation_checkpointing": "segments"}, 6,

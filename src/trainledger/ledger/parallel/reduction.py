@@ -27,6 +27,8 @@ def is_partial(leaf: Leaf, rank: RankPlan) -> bool:
     if is_one(layout.tensor):
         return False
     module = leaf.path.split(".")
+    if module[-1] in ("lora_a", "lora_b"):  # of layers by columns A is whole, of those by rows B
+        return (module[-1] == "lora_b") == (module[-2] in ("o_proj", "down_proj"))
     if any(part in _OF_HEADS for part in module):
         return True
     return layout.sequence_parallel and component_of(leaf.path) == "norms"

@@ -206,10 +206,18 @@ def _adapters(run: Run) -> Iterator[Problem]:
         rule = "would change the reference, which is the model with adapters off (recipe.objective)"
         yield Problem("recipe.lora.whole", list(lora.whole), rule, "none")
     layout, precision = run.layout, run.recipe.precision
-    for axis in ("tensor", "context", "pipeline"):
+    for axis in ("context", "pipeline"):
         if getattr(layout, axis) != 1:
-            rule = "is not accounted for with adapters (recipe.lora), which layout.replicate and layout.shard spread"
+            rule = "is not accounted for with adapters (recipe.lora), which layout.replicate, shard and tensor spread"
             yield Problem(f"layout.{axis}", getattr(layout, axis), rule, 1)
+    if layout.tensor != 1:
+        rule = "is not accounted for over tensor ranks (layout.tensor)"
+        for field, plain in (("dora", False), ("dropout", 0.0), ("base_format", None)):
+            if (value := getattr(lora, field)) != plain:
+                yield Problem(f"recipe.lora.{field}", value, rule, "none" if plain is None else plain)
+        if spec.latent or spec.mixer:
+            rule = "is not accounted for with adapters (recipe.lora) on latent attention or mixers"
+            yield Problem("layout.tensor", layout.tensor, rule, 1)
     coded = lora.base_format in ("int8", "nf4")
     if precision.copies == "gathered" and (coded or not (layout.auto or (layout.shard > 1 and layout.zero == 3))):
         rule = "is not accounted for with frozen weights, but gathered by FSDP (layout.shard above 1, zero = 3)"

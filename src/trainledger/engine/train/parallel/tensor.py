@@ -17,6 +17,8 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 
+from trainledger.engine.nn.lora import AdaptedLinear
+from trainledger.engine.nn.norm import compute_dtype
 from trainledger.spec.model import ModelSpec
 from trainledger.spec.precision import Precision
 from trainledger.spec.problem import InvalidInput, Problem
@@ -69,17 +71,20 @@ def split(model: nn.Module, mesh: DeviceMesh, *, sequence_parallel: bool) -> Non
                     input_layouts=_first(module, whole), desired_input_layouts=_first(module, Replicate())
                 )
                 for child in ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj"):
-                    plan[f"{path}.{child}"] = ColwiseParallel()
+                    plan[f"{path}.{child}"] = _Columns()
                 for child in ("q_norm", "k_norm"):  # heads go over the ranks, so each has a part of the gradient
                     plan[f"{path}.{child}"] = SequenceParallel(sequence_dim=2, use_local_output=True)
-                plan[f"{path}.o_proj"] = plan[f"{path}.down_proj"] = RowwiseParallel(output_layouts=whole)
+                plan[f"{path}.o_proj"] = plan[f"{path}.down_proj"] = _Rows(output_layouts=whole)
     if learned:  # the rows of the table are added to all tokens, which then go over the ranks
         plan["layers.0"] = PrepareModuleInput(
             input_layouts=(Replicate(), None), desired_input_layouts=(whole, None), use_local_output=True
         )
     here = {name: style for name, style in plan.items() if _there(model, name)}
     tied = model.lm_head.weight is model.embed_tokens.weight  # type: ignore[union-attr]
+    frozen = {name for name, parameter in model.named_parameters() if not parameter.requires_grad}
     parallelize_module(model, mesh, here)
+    for name, parameter in model.named_parameters():  # torch 2.13 lets all learn that it makes replicated
+        parameter.requires_grad_(name not in frozen)
     if tied:
         model.lm_head.weight = model.embed_tokens.weight  # type: ignore[union-attr]
 
@@ -94,6 +99,63 @@ def _there(model: nn.Module, path: str) -> bool:
         return model.get_submodule(path) is not None
     except AttributeError:
         return False
+
+
+class _Columns(ColwiseParallel):
+    """Linear layers by columns, also those with adapters: B goes over the ranks, A is whole on each."""
+
+    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
+        if not isinstance(module, AdaptedLinear):
+            return super()._apply(module, device_mesh)
+        _distribute(module, device_mesh, {"weight": 0, "bias": 0, "lora_b": 0})
+
+        def forward(x: DTensor) -> Tensor:
+            return _adapted(module, x.to_local(grad_placements=(Partial(),)), module.bias, whole="lora_a")
+
+        vars(module)["forward"] = forward
+        return module
+
+
+class _Rows(RowwiseParallel):
+    """Linear layers by rows, also those with adapters: A goes over the ranks, B is whole on each."""
+
+    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
+        if not isinstance(module, AdaptedLinear):
+            return super()._apply(module, device_mesh)
+        _distribute(module, device_mesh, {"weight": 1, "lora_a": 1})
+
+        def forward(x: Tensor) -> Tensor:
+            bias = None if module.bias is None else module.bias / device_mesh.size()
+            y = _adapted(module, x, bias, whole="lora_b")
+            total: Any = DTensor.from_local(y, device_mesh, (Partial(),)).redistribute(placements=self.output_layouts)
+            out: Tensor = total.to_local()
+            return out
+
+        vars(module)["forward"] = forward
+        return module
+
+
+def _distribute(module: AdaptedLinear, mesh: DeviceMesh, dims: dict[str, int]) -> None:
+    """Split parameters along these dims; the others are whole on each rank."""
+    for name, parameter in list(module.named_parameters()):
+        placement = Shard(dims[name]) if name in dims else Replicate()
+        values = distribute_tensor(parameter.detach(), mesh, (placement,))
+        module.register_parameter(name, nn.Parameter(values, requires_grad=parameter.requires_grad))
+
+
+# What the factor that is whole adds on a rank is that rank's share alone, by its columns or its part of the sum: so is
+# its gradient, which `finish_gradients` sums once a step. Nothing else goes over the ranks than without adapters.
+def _adapted(module: AdaptedLinear, x: Tensor, bias: Any, *, whole: str) -> Tensor:
+    """This rank's part of a frozen layer's output and of what its adapter adds."""
+    own: dict[str, Tensor] = {}
+    for name, parameter in module.named_parameters():
+        part: Any = parameter
+        own[name] = part.to_local(grad_placements=(Partial(),)) if name == whole else part.to_local()
+    x = x.to(compute_dtype(x))
+    y = F.linear(x, own["weight"], bias.to_local() if isinstance(bias, DTensor) else bias)
+    if "lora_a" not in own or module.off:
+        return y
+    return y + F.linear(F.linear(x, own["lora_a"]), own["lora_b"]) * module.scale
 
 
 # torch's `RowwiseParallel` on an embedding gives each rank a gradient of the whole vocabulary (2.13).
