@@ -43,6 +43,11 @@ def read_trainer(named: str, overrides: Overrides, launch: Launched) -> tuple[di
     open_fields: dict[str, Any] = {"seq_len": min(length, TRAINED_LENGTH)} if isinstance(length, int) else {}
     if isinstance(attention, Mapping) and attention.keys() & {"softcap", "sinks"}:
         open_fields["attention"] = "math"  # as PyTorch's own fused attention does not compute them
+    said, positions = own["recipe"].get("seq_len"), fields.get("positions", {})
+    rotary = isinstance(positions, Mapping) and positions.get("kind", "rope") == "rope" and not asked
+    if rotary and isinstance(said, int) and isinstance(length, int) and said > length:
+        model = model | {"max_seq_len": said}  # rotary positions have no table, and no number changes
+        notes += (f"sequences of {said:,} tokens are longer than the {length:,} that the model was trained on",)
     assumed = tuple(f"recipe.{name}" for name in open_fields if name not in own["recipe"])
     if not given.keys() & {"cluster.device", "cluster.backend"}:  # which trains on no CPU
         own["cluster"] = {"backend": "cuda"} | own["cluster"]

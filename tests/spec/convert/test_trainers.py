@@ -264,6 +264,22 @@ def test_what_changes_numbers_is_not_passed_over(
     assert found[field][1] == nearest
 
 
+def test_a_whole_batch_and_sequences_beyond_the_models(tmp_path: Path) -> None:
+    values = AXOLOTL | {"base_model": "TinyLlama/TinyLlama_v1.1", "batch_size": 16, "sequence_len": 4096}
+    del values["gradient_accumulation_steps"]
+    run = resolve(written(tmp_path, values))
+    assert (run.recipe.global_batch, run.recipe.micro_batch, run.model.max_seq_len) == (16, 2, 4096)
+    assert any("longer than the 2,048" in note for note in run.origin.notes)
+    with pytest.raises(InvalidInput, match="sequence_len .recipe.seq_len. = 4096: is longer"):
+        resolve(written(tmp_path, values | {"base_model": "gpt2"}))
+
+
+def test_a_key_that_is_off_is_named_where_it_is_not_known(tmp_path: Path) -> None:
+    off = {"made_up": False, "relora": False, "liger_rope": False, "trl": {"use_vllm": False}, "wandb_project": None}
+    notes = from_values(AXOLOTL | off).remarks
+    assert "not understood: made_up" in notes
+
+
 def test_tensor_ranks_compute_the_loss_of_all_logits() -> None:
     run = from_values(AXOLOTL | {"tensor_parallel_size": 2, "cut_cross_entropy": True})
     assert "loss" not in run.table["recipe"]

@@ -134,8 +134,8 @@ class Reading:
             words = "[]" if words == [] else words
             for word in words if isinstance(words, list) else [words]:
                 self._word(key, word)
-        elif str(value) in _UNSET:
-            return True
+        elif str(value) in _UNSET:  # what is off is not refused, and says nothing where it is known
+            return value is not False or any(key in table[kind] for kind in ("fields", "refused", "assumed"))
         elif key in table["fields"]:
             path = table["fields"][key]
             both = value if path == "optimizer.betas" and isinstance(value, list) and len(value) == 2 else None
@@ -153,11 +153,11 @@ class Reading:
         parts = key.split(".")
         wholes = (".".join(parts[:count]) for count in range(1, len(parts)))
         if whole := next((name for name in wholes if name in self.table["refused"]), ""):
-            if all(problem.field != whole for problem in self.problems):
+            if value is not False and all(problem.field != whole for problem in self.problems):
                 self.refuse(whole, value, self.table["refused"][whole], f"without {whole}")
             return
         known = [*self.table["fields"], *self.table["words"]]
-        if close := get_close_matches(key, known, 1, _SLIP):
+        if value is not False and (close := get_close_matches(key, known, 1, _SLIP)):
             self.refuse(key, value, f"is no key of {self.program} that is known", close[0])
         self.strangers.append(key)
 
