@@ -176,6 +176,16 @@ def test_a_model_without_its_section_is_answered_with_the_preset() -> None:
     assert tl.load({"model": {"preset": "gpt2"}, "recipe": recipe}).model.name == "gpt2"
 
 
+def test_a_run_with_selective_checkpointing_is_read_again() -> None:
+    run = tl.load(
+        {
+            "model": {"preset": "gpt2"},
+            "recipe": {"seq_len": 128, "global_batch": 2, "steps": 1, "activation_checkpointing": "selective"},
+        }
+    )
+    assert tl.load(run) == run
+
+
 def test_a_model_alone_is_told_from_a_run(tmp_path: Path) -> None:
     config, run, file = (tmp_path / name for name in ("config.json", "run.toml", "run.yml"))
     config.write_text(json.dumps(CONFIG))

@@ -90,6 +90,8 @@ def read_value(declared: Field[Any], value: Any) -> Any:
         return None
     if quantity == "texts" and value in ([], ()) and may_be_none(declared):
         raise Broken(f'must name at least one, or be "{NONE}"', NONE)
+    if quantity == "texts" and value in ([], ()) and declared.default == ():
+        return ()
     if quantity in ("flag", "text", "texts", "paths", "part"):
         return _READ[quantity](value, choices)
     if quantity == "counts":

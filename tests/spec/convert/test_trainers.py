@@ -270,7 +270,7 @@ def test_a_whole_batch_and_sequences_beyond_the_models(tmp_path: Path) -> None:
     run = resolve(written(tmp_path, values))
     assert (run.recipe.global_batch, run.recipe.micro_batch, run.model.max_seq_len) == (16, 2, 4096)
     assert any("longer than the 2,048" in note for note in run.origin.notes)
-    with pytest.raises(InvalidInput, match="sequence_len .recipe.seq_len. = 4096: is longer"):
+    with pytest.raises(InvalidInput, match=r"sequence_len \(recipe.seq_len\) = 4096: is longer"):
         resolve(written(tmp_path, values | {"base_model": "gpt2"}))
 
 
