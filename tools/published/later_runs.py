@@ -296,7 +296,7 @@ def _swift(row: Row) -> Table:
         recipe |= {"framework": "megatron-core", "compile": True}
         recipe["precision"] = {"kind": "bf16", "master_weights": True, "gradient_dtype": "fp32"}
         layout |= {"zero": 1, "sequence_gather": "again" if tensor > 1 else "kept", "sequence_parallel": tensor > 1}
-    else:  # ZeRO updates fp32 copies (DeepSpeed 007cca6a, zero/stage3.py, _create_fp32_partitions), as files of it are read
+    else:  # ZeRO updates fp32 copies (DeepSpeed 007cca6a, zero/stage3.py), as files of it are read
         recipe |= {"framework": "deepspeed", "precision": {"kind": "bf16", "master_weights": True}}
     if "use_liger_kernel true" in notes:
         recipe["loss"] = "fused"
