@@ -78,7 +78,7 @@ def _padding_table(data: dict[str, Any], recipe: Recipe) -> Iterator[Table | str
         f"padded to {recipe.seq_len:,}": cost["fixed"],
     }
     rows = tuple((kind, round(tokens), 1 - cost["tokens"] / tokens) for kind, tokens in kinds.items())
-    title = f"{cost['micro_batch']} documents, cut at {recipe.seq_len:,}"
+    title = f"{counted(cost['micro_batch'], 'document')}, cut at {recipe.seq_len:,}"
     yield Table(
         "padding", (title, "tokens computed", "of that padding"), rows, units=("", "count", "share"), align="lrr"
     )
