@@ -99,3 +99,12 @@ def test_what_only_one_of_the_programs_has(recipe: dict[str, Any], field: str) -
     with pytest.raises(InvalidInput) as refused:
         run_of(ROWS["full"], **recipe)
     assert field in {problem.field for problem in refused.value.problems}
+
+
+def test_a_search_takes_loops_whose_lengths_are_arrays() -> None:
+    """The layouts of a group are accounted together, so that a loop runs as often as an array says."""
+    offloaded = {"kind": "selective", "offload": ["matmuls"]}
+    run = load("llama-3.1-8b", {"cluster.device": "tpu-v6e", "cluster.count": 16,
+               "recipe.activation_checkpointing": offloaded})  # fmt: skip
+    assert run.origin.searched
+    assert all(highest_by_category(rank.ledger).keys() & {*ON_HOST} for rank in accounts(run, backend="other"))

@@ -147,7 +147,7 @@ def test_the_largest_micro_batch_is_that_of_fit() -> None:
     largest = next(each for each in seen["headlines"] if each["name"] == "largest_micro_batch")
     views = [answers.view("memory", query | {"recipe.micro_batch": str(largest["value"] + more)}) for more in (0, 1)]
     assert "(chance 8" in views[0]["verdict"]
-    assert views[1]["verdict"].startswith("May fit (chance 7")
+    assert views[1]["verdict"].startswith("May fit (chance 6")
 
 
 def test_a_device_of_unknown_memory_has_no_verdict() -> None:

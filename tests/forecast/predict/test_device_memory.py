@@ -69,4 +69,5 @@ def test_usable_memory_is_near_the_number_on_the_box(name: str) -> None:
         return
     assert device.usable_source
     assert device.memory_nbytes is not None
-    assert 0.9 * device.memory_nbytes < device.usable_nbytes < 1.08 * device.memory_nbytes
+    # 95 GB of a TPU v5p are 95.73 GiB in its compiler's message.
+    assert 0.9 * device.memory_nbytes < device.usable_nbytes < 1.09 * device.memory_nbytes

@@ -68,7 +68,7 @@ class WholeStep(Lifetimes):
 
     def _ends(self, events: Sequence[Event], loop: Loop) -> int:
         """The last event of backward in a loop."""
-        return max(event.at for event in events if event.facts["phase"] == "backward" and event.facts["loop"] == loop)
+        return max(event.at for event in events if event.facts["phase"] == "backward" and _is_loop(event, loop))
 
     def _gather_by_matrix(self, lives: Lives, events: Sequence[Event]) -> None:
         dtype = self._rank.run.recipe.precision.arriving
@@ -113,7 +113,7 @@ class WholeStep(Lifetimes):
             gradients = Storage(nbytes_in(own, precision.gradients), "backward", "gradients", loop)
             lives.change(gradients, begins, len(events) - 1 if outermost else ends)
             if precision.arriving != precision.parameters:
-                first = next(event.at for event in events if event.facts["loop"] == loop)
+                first = next(event.at for event in events if _is_loop(event, loop))
                 cast = Storage(nbytes_in(own, precision.arriving), "forward", COMMUNICATION, loop)
                 lives.change(cast, first, ends)
 
@@ -130,11 +130,27 @@ def _of_layers(event: Event) -> bool:
     return path.startswith("layers")
 
 
+def _is_loop(event: Event, loop: Loop) -> bool:
+    return _are_one(event.facts["loop"], loop)
+
+
+def _are_one(one: Loop, other: Loop) -> bool:
+    """Whether two loops are one; how often each runs may be arrays."""
+    return len(one) == len(other) and all(
+        name == other_name and same(times, other_times)
+        for (name, times), (other_name, other_times) in zip(one, other, strict=True)
+    )
+
+
 def _rounds_of_micro_batches(events: Sequence[Event]) -> Iterator[tuple[int, int, bool]]:
     """Of each loop around the layers' backward the events before and after it, and whether it is the outermost."""
     backward = [event for event in events if event.facts["phase"] == "backward" and _of_layers(event)]
-    for outer in dict.fromkeys(event.facts["loop"][:-1] for event in backward):
-        inside = [event.at for event in backward if event.facts["loop"][:-1] == outer]
-        around = [event.at for event in events if event.facts["loop"] == outer]
+    outers: list[Loop] = []
+    for event in backward:
+        if not any(_are_one(event.facts["loop"][:-1], outer) for outer in outers):
+            outers.append(event.facts["loop"][:-1])
+    for outer in outers:
+        inside = [event.at for event in backward if _are_one(event.facts["loop"][:-1], outer)]
+        around = [event.at for event in events if _is_loop(event, outer)]
         before, after = [at for at in around if at < inside[0]], [at for at in around if at > inside[-1]]
         yield (before or around)[-1], (after or around)[0], not outer

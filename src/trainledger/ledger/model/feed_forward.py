@@ -135,7 +135,11 @@ def _routed(tape: Tape, sizes: Sizes, leaves: BlockLeaves, x: Array) -> Array:
         y = _stack(tape, sizes, leaves, from_all(tape, sizes, x, S * split), None, stack)
     else:
         y = _over_ranks(tape, sizes, leaves, to_experts(tape, x, where, K), stack)
-    mixed = _mixed(tape, sizes, y, where, routes.weights, stack)
+    weights = routes.weights
+    if stack.weights is None:  # the copy lives until the loss of balance is there, as in engine.nn
+        turned = not is_one(K) and not is_one(N)
+        weights = op.cast(tape, op.contiguous(tape, weights, forward=turned, backward=False), y.dtype)
+    mixed = _mixed(tape, sizes, y, where, weights, stack)
     if sizes.balance:
         loss = op.times_number(tape, balance_loss(tape, sizes, routes, _shares(tape, sizes, where)))
         mixed = with_loss(tape, mixed, loss)
@@ -153,8 +157,6 @@ def _mixed(tape: Tape, sizes: Sizes, y: Array, where: Dispatch, weights: Array, 
         if layout.expert_send == "all" and not is_one(every_rank(sizes).ranks):
             return to_all(tape, sizes, y)
         return scattered(tape, y, where.place, width, keeps=sizes.deterministic)
-    turned = not is_one(spec.experts.per_token) and not is_one(N)
-    weights = op.cast(tape, op.contiguous(tape, weights, forward=turned, backward=False), y.dtype)
     if layout.sends_to_nodes:  # routes' weights come along, and what is sent back is their sum
         return from_nodes(tape, sizes, _multiply(tape, y, weights, narrow=1))
     return sum_to(tape, _multiply(tape, from_experts(tape, y, where), weights, narrow=1), width)
