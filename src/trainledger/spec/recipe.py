@@ -284,7 +284,7 @@ class Recipe:
         "--gradient-accumulation-fusion, its default); Transformer Engine then keeps a stand-in of each weight shape",
         False,
     )
-    grouped_experts: bool = setting("experts multiply on several streams, as grouped matmuls of Transformer Engine do", False)
+    grouped_experts: bool = setting("experts multiply on several streams, as in Transformer Engine", False)
     lora: Lora | None = part("adapters on frozen weights; absent = all weights are trained", Lora, default=None)
 
     optimizer: Optimizer = part("optimizer", *OPTIMIZERS.values(), default=AdamW())

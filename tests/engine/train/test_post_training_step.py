@@ -39,7 +39,9 @@ def live_nbytes() -> int:
     """Bytes of all tensors that Python reaches, each storage once, without the tables of angles of copies in bf16."""
     gc.collect()
     things = (thing for thing in gc.get_objects() if issubclass(type(thing), Tensor))
-    tensors = [tensor for tensor in things if tensor.layout == torch.strided]  # others' tests leave some without storage
+    tensors = [
+        tensor for tensor in things if tensor.layout == torch.strided
+    ]  # others' tests leave some without storage
     storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in tensors}
     copies = [thing for thing in gc.get_objects() if type(thing) is Transformer]
     tables = [table.nbytes for model in copies for table in model.buffers() if table.dtype == torch.bfloat16]
