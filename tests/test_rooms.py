@@ -151,7 +151,7 @@ CEILINGS: dict[str, tuple[int, int, int]] = {
     "cli": (15, 2110, 342),
     "engine": (69, 10491, 1109),
     "forecast": (58, 10082, 892),
-    "ledger": (50, 7899, 603),
+    "ledger": (50, 7912, 603),
     "observe": (40, 5852, 628),
     "report": (13, 1717, 145),
     "spec": (50, 8394, 451),
@@ -160,7 +160,7 @@ CEILINGS: dict[str, tuple[int, int, int]] = {
     "web": (28, 3935, 495),
 }
 # Of the whole: files, lines, ``fmt: skip``, short files with a single importer in their folder.
-MOST_FILES, MOST_LINES, MOST_SKIPS, MOST_LONE = 471, 102933, 150, 6
+MOST_FILES, MOST_LINES, MOST_SKIPS, MOST_LONE = 471, 102951, 150, 6
 
 
 @pytest.mark.parametrize("room", CEILINGS)
@@ -228,7 +228,7 @@ def lines_of(paths: Iterable[Path]) -> int:
     return sum(path.read_text(encoding="utf-8").count("\n") for path in paths)
 
 
-MOST_TEST_LINES = 74_877
+MOST_TEST_LINES = 74_890
 
 
 def test_tests_keep_below_their_ceiling() -> None:
