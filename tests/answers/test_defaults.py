@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
+import trainledger as tl
 from trainledger.answers.breaks import breaks
 from trainledger.answers.defaults import (
     FEWEST_STEPS,
@@ -17,10 +19,12 @@ from trainledger.answers.defaults import (
     TUNED_TOKENS,
     default_batch,
     how_else,
+    reservations,
     run_of_model,
     with_length,
 )
 from trainledger.answers.load import load, resolve
+from trainledger.answers.pages.padded_rows import lines_of
 from trainledger.spec.problem import InvalidInput
 
 H100 = {"cluster.device": "h100-sxm"}
@@ -157,3 +161,17 @@ def test_what_joins_devices_of_an_unknown_network_is_proposed(device: str) -> No
     (of_a_node,) = re.findall(r"cluster.devices_per_node = \d+", problem.rule)
     for proposal in (f"{problem.field}={problem.nearest}", of_a_node.replace(" ", "")):
         assert resolve("gpt2", [*given, proposal]).layout.devices == 16
+
+
+@pytest.mark.parametrize("ask", [tl.layouts, tl.fit, tl.breaks, tl.loop])
+def test_questions_about_full_rows_say_so(ask: Callable[..., Any]) -> None:
+    settings = {**H100, "cluster.count": 2, "method": "lora", "recipe.micro_batch": 2, "recipe.seq_len": 1024}
+    lengths = {"data.lengths": [[128, 400], [900, 20], [5000, 3]]}
+    more = {"along": ("sequence",)} if ask is tl.breaks else {}
+    answer, full = (ask("qwen2.5-0.5b", {**settings, **given}, **more) for given in (lengths, {}))
+    assert "rows are counted full" in reservations(answer.run)
+    assert answer.run.data.lengths is None
+    if ask is tl.loop:
+        assert (answer.tokens_per_step, answer.step_seconds) == (full.tokens_per_step, full.step_seconds)
+    (rows,) = (text for name, text in lines_of(tl.plan("qwen2.5-0.5b", {**settings, **lengths})) if name == "rows")
+    assert rows.startswith("423 rows (3 cut at 1,024) of 171 tokens")

@@ -58,8 +58,8 @@ def breaks(
     Raises `InvalidInput`. `trainledger.forecast.plan.breaks` has the method.
     """
     overrides = with_cluster(overrides, **cluster)
-    asked = resolve(run, overrides, search=False)
-    run = defaults.with_length(resolve(run, overrides, progress=progress))
+    asked = defaults.of_full_rows(resolve(run, overrides, search=False))
+    run = defaults.of_full_rows(defaults.with_length(resolve(run, overrides, progress=progress)))
     axes = AXES if along is None else tuple(along)
     return breaks_of(
         run,

@@ -286,6 +286,15 @@ def assumptions(run: Run) -> str:
     return ", ".join(texts)
 
 
+def of_full_rows(run: Run) -> Run:
+    """The run with full rows, which it says, for questions that ask about no others (``data.lengths``)."""
+    if run.data.lengths is None:
+        return run
+    note = "rows are counted full: plan, advise and compare take data.lengths"
+    origin = replace(run.origin, notes=(note, *run.origin.notes))
+    return replace(run, data=replace(run.data, lengths=None), origin=origin)
+
+
 def how_else(run: Run) -> str:
     """What else could be assumed of a model that was named alone, by a method of fine-tuning; empty of other runs."""
     if run.origin.method:

@@ -62,7 +62,8 @@ def fit(
     Each question is asked of the run as it is and with changes that need less memory; of a file of another trainer
     these are said in its words, and --write makes a copy with them. Raises `InvalidInput`.
     """
-    run = resolve(run, with_cluster(overrides, **cluster), purpose=defaults.FIT, progress=progress)
+    sets = with_cluster(overrides, **cluster)
+    run = defaults.of_full_rows(resolve(run, sets, purpose=defaults.FIT, progress=progress))
     asked = tuple(QUESTIONS) if of is None else tuple(of)
     found = what_fits(
         run,

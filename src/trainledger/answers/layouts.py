@@ -76,7 +76,8 @@ def layouts(
     `InvalidInput`.
     """
     more = {"cluster.count": devices, "layout.auto": True}
-    run = resolve(run, also(with_cluster(overrides, **cluster), more), purpose=defaults.SEARCH, search=False)
+    sets = also(with_cluster(overrides, **cluster), more)
+    run = defaults.of_full_rows(resolve(run, sets, purpose=defaults.SEARCH, search=False))
     axes = _fixed(fixed or {})
     found = spread(run, fixed=axes, keep=keep, limit_seconds=limit_seconds, chance=chance, progress=progress)
     if found.best is not None or found.interrupted:

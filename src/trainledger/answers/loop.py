@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Annotated, Any, Unpack
 
-from trainledger.answers.defaults import with_length
+from trainledger.answers.defaults import of_full_rows, with_length
 from trainledger.answers.load import Source, resolve
 from trainledger.answers.machine import kernels_of, machine_of
 from trainledger.answers.pages.plain_data import named, plain, run_data
@@ -54,7 +54,7 @@ def loop(
 
     Raises `InvalidInput`.
     """
-    run = with_length(resolve(run, with_cluster(overrides, **cluster), progress=progress))
+    run = of_full_rows(with_length(resolve(run, with_cluster(overrides, **cluster), progress=progress)))
     machine = machine_of(run)
     accounted = account_run(run, backend=kernels_of(run))
     return training_loop(run, accounted.ledger, forecasts.forecast(accounted, machine), machine, corpus)

@@ -114,6 +114,8 @@ def test_sizes_that_are_refused() -> None:
         tl.rl("gpt2", **SMALL, longest=768)
     with pytest.raises(InvalidInput, match=r"utilization = 0.01: leaves an engine no room"):
         tl.rl("qwen2.5-1.5b", **SMALL, utilization=0.01)
+    with pytest.raises(InvalidInput, match=r"engine_tensor = 2: of an engine, which needs them .* a choice of keys"):
+        tl.rl("glm-5", device="h200-sxm", count=64)
     with pytest.raises(InvalidInput, match="trainledger rl"):
         tl.plan("qwen2.5-1.5b", {"method": "grpo", "cluster.device": "h100-sxm"})
 

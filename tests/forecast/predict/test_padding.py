@@ -181,7 +181,10 @@ def test_what_the_answer_says(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["plan", "llama-3-8b", "--method", "lora", "--set", f"data.lengths={json.dumps(CHAT)}", "--device"]
     assert main([*words, "a100-sxm-80gb", "--set", "recipe.micro_batch=4"]) == 0
     said = " ".join(capsys.readouterr().out.split())
-    assert "17,780 rows of 227 tokens in the mean, padded to the longest of 4: 454; 49.9 % of the tokens" in said
+    assert (
+        "17,780 rows (30 cut at 2,048) of 227 tokens in the mean, padded to the longest of 4: 454; 49.9 % of the tokens"
+        in said
+    )
     assert "packed an epoch" in said
     assert "nine in ten have at most 900" in said
     assert main([*words, "rtx-4090", "--set", "recipe.micro_batch=8"]) == 2

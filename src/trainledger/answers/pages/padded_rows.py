@@ -13,9 +13,11 @@ def lines_of(plan: Plan) -> Iterator[tuple[str, str]]:
     rows, recipe, forecast = plan.padding, plan.run.recipe, plan.forecast
     if rows is None:
         return
-    mean = f"{rows.rows:,} rows of {rows.tokens / rows.rows:,.0f} tokens in the mean"
+    cut = f" ({rows.cut:,} cut at {recipe.seq_len:,})" if rows.cut else ""
+    mean = f"{rows.rows:,} rows{cut} of {rows.tokens / rows.rows:,.0f} tokens in the mean"
     longest = f"padded to the longest of {rows.micro_batch:,}: {rows.padded:,.0f}" if rows.micro_batch > 1 else "alone"
-    yield "rows", f"{mean}, {longest}; {format_percent(rows.waste)} of the tokens computed are padding"
+    waste = format_percent(rows.waste)
+    yield "rows", f"{mean}, {longest}; {waste} of the tokens computed are padding, which MFU counts"
     saved = rows.saved(forecast.step_seconds, recipe.seq_len)
     if saved is not None and forecast.step_seconds and rows.packed_step_seconds:
         padded = ceil_div(rows.rows, recipe.global_batch) * forecast.step_seconds
@@ -24,7 +26,9 @@ def lines_of(plan: Plan) -> Iterator[tuple[str, str]]:
         step = f"a step {format_seconds(rows.packed_step_seconds)}, of {recipe.tokens_per_step:,} tokens"
         yield "packed", f"{epoch} ({format_percent(abs(saved))} {'less' if saved > 0 else 'more'}); {step}"
     text = f"memory is that of a batch with a row of {rows.longest:,}; nine in ten have at most {rows.usual:,}"
-    if forecast.fits is False:
-        fit = "no row fits" if rows.fitting is None else f"rows up to {rows.fitting:,} fit"
-        text += f"; {fit}, {format_percent(1 - rows.share)} of the batches have a longer one and run out"
+    if forecast.fits is False and rows.fitting is None:
+        text += "; not even the shortest fits"
+    elif forecast.fits is False:
+        longer = format_percent(1 - rows.share)
+        text += f"; rows up to {rows.fitting:,} fit, {longer} of the batches have a longer one and run out"
     yield "largest", text

@@ -236,7 +236,14 @@ def _engine(run: Run, rollout: Rollout, machine: Device, share: int, outside: in
 def _served(run: Run, rollout: Rollout, machine: Device, tensor: int, batch: int, backend: str) -> Inference:
     serving = Serving(batch=batch, context=rollout.prompt + rollout.completion // 2)
     one = replace(run, layout=Layout(tensor=tensor), recipe=replace(run.recipe, lora=None))
-    return inference(one, serving, machine, backend=backend, table=False)
+    try:
+        return inference(one, serving, machine, backend=backend, table=False)
+    except InvalidInput as refused:
+        problems = refused.problems
+    own = "of an engine, which needs them for its weights and a group of answers: "
+    raise InvalidInput(
+        [replace(problem, field="engine_tensor", rule=own + problem.rule, nearest=None) for problem in problems]
+    )
 
 
 def _seconds_of(forward: Inference) -> float | None:

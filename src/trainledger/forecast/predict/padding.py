@@ -25,7 +25,8 @@ STRAGGLERS = "stragglers"
 class Padding:
     """Rows of one pass over the data, cut at ``recipe.seq_len``, their tokens, and those with padding in the mean.
 
-    ``padded`` tokens are the mean longest of ``micro_batch`` rows, ``usual`` the longest of nine in ten micro-batches.
+    ``padded`` tokens are the mean longest of ``micro_batch`` rows, ``usual`` the longest of nine in ten micro-batches;
+    ``cut`` rows were longer than ``recipe.seq_len``.
     ``packed_step_seconds`` is a step of full rows. Where the longest rows do not fit, ``fitting`` are the tokens of the
     longest that do (None: none), and ``share`` of the micro-batches have no longer one.
     """
@@ -36,6 +37,7 @@ class Padding:
     padded: float
     usual: int
     longest: int
+    cut: int
     packed_step_seconds: float | None = None
     fitting: int | None = None
     share: float = 1.0
@@ -63,6 +65,7 @@ def padding(run: Run) -> Padding:
         padded=sum(share * tokens for tokens, share in law),
         usual=next(tokens for tokens, _ in law if share_within(law, tokens) >= _USUAL - 1e-9),
         longest=rows[-1][0],
+        cut=sum(count for tokens, count in run.data.lengths or () if tokens > run.recipe.seq_len),
     )
 
 

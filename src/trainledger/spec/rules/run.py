@@ -361,7 +361,7 @@ def _recomputation(recipe: Recipe) -> Iterator[Problem]:
                 yield Problem(f"recipe.activation_checkpointing.{field}", name, rule, nearest_text(name, keepable))
     if again.offload and recipe.framework != "jax":
         rule = "go to host memory in a step that XLA compiles: recipe.framework = jax"
-        yield Problem("recipe.activation_checkpointing.offload", list(again.offload), rule, "none")
+        yield Problem("recipe.activation_checkpointing.offload", list(again.offload), rule, "[]")
 
 
 def _adapter_recipe(recipe: Recipe) -> Iterator[Problem]:
