@@ -167,7 +167,7 @@ def test_what_joins_devices_of_an_unknown_network_is_proposed(device: str) -> No
 def test_questions_about_full_rows_say_so(ask: Callable[..., Any]) -> None:
     settings = {**H100, "cluster.count": 2, "method": "lora", "recipe.micro_batch": 2, "recipe.seq_len": 1024}
     lengths = {"data.lengths": [[128, 400], [900, 20], [5000, 3]]}
-    more = {"along": ("sequence",)} if ask is tl.breaks else {}
+    more = {tl.breaks: {"along": ("sequence",)}, tl.fit: {"of": ("memory",)}}.get(ask, {})
     answer, full = (ask("qwen2.5-0.5b", {**settings, **given}, **more) for given in (lengths, {}))
     assert "rows are counted full" in reservations(answer.run)
     assert answer.run.data.lengths is None
