@@ -151,16 +151,16 @@ CEILINGS: dict[str, tuple[int, int, int]] = {
     "cli": (15, 2110, 342),
     "engine": (69, 10491, 1109),
     "forecast": (58, 10091, 892),
-    "ledger": (50, 7912, 603),
+    "ledger": (50, 7897, 603),
     "observe": (40, 5852, 628),
     "report": (13, 1717, 145),
-    "spec": (50, 8394, 451),
+    "spec": (50, 8393, 451),
     "tensors": (10, 1946, 108),
     "trace": (51, 9249, 769),
     "web": (28, 3935, 495),
 }
 # Of the whole: files, lines, ``fmt: skip``, short files with a single importer in their folder.
-MOST_FILES, MOST_LINES, MOST_SKIPS, MOST_LONE = 471, 102976, 150, 6
+MOST_FILES, MOST_LINES, MOST_SKIPS, MOST_LONE = 471, 102956, 150, 6
 
 
 @pytest.mark.parametrize("room", CEILINGS)

@@ -25,8 +25,8 @@ _TRAINED_FURTHER = re.compile(r"-(instruct|it|chat|base)(-\d{4})?(?=-hf$|$)", re
 def read_trainer(named: str, overrides: Overrides, launch: Launched) -> tuple[dict[str, Any], TrainerRun]:
     """The sections of a run and what else a file's values say (`values_of`). Raises `InvalidInput`.
 
-    The model is that of the overrides, else of the file, or of the
-    catalog by its name or hub id. A file without a length of sequences has that which a model alone is planned with.
+    The model is that of the overrides, else of the file, or of the catalog by its name or hub id. A file without a
+    length of sequences has that which a model alone is planned with.
     """
     given, where = by_field(overrides), _source(named)
     trainer_run = from_launch(launch, devices=given_count(given.get("cluster.count")), where=where)

@@ -141,12 +141,8 @@ def _forward(tape: Tape, sizes: Sizes, leaves: ModelLeaves, ids: Array, recipe: 
         head(tape, sizes, leaves, x, sizes.B)
         return
     logits = head(tape, sizes, leaves, enter(tape, sizes, x), sizes.B)
-    group = tensor_group(sizes)
-    whole = [(logits.elements * group.ranks, logits.dtype)]
     with tape.at("lm_head"):
-        tape.collective(
-            "all_gather", group, logits.nbytes * group.ranks, reads=[logits], makes=whole, category="logits and loss"
-        )
+        tape.all_gather(tensor_group(sizes), logits, category="logits and loss")
 
 
 def is_quantized(leaf: Leaf, serving: Serving) -> bool:

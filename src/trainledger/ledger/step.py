@@ -65,9 +65,8 @@ def follow_places(ranks: Sequence[RankPlan], *, backend: str) -> tuple[Ledger, .
     """The ledgers of ranks of a stage with pieces of different sizes: only their updates differ."""
     rank = ranks[0]
     precision, recipe = rank.run.recipe.precision, rank.run.recipe
-    if len(ranks) > 1 and (
-        recipe.compile or recipe.framework == "jax" or _copies_gradients(precision)
-    ):  # their updates change what was before
+    compiled = recipe.compile or recipe.framework == "jax"
+    if len(ranks) > 1 and (compiled or _copies_gradients(precision)):  # their updates change what was before
         return tuple(follow(each, backend=backend) for each in ranks)
     hooks, note = _hooks(rank)
     tape = Tape(precision, backend, hooks)

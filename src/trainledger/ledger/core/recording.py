@@ -266,6 +266,16 @@ class Recording:
         if not is_one(group.ranks):
             self.collective("all_reduce", group, array.nbytes, changes=[array], overlap=overlap)
 
+    def all_gather(self, group: Group, array: Array, **more: Any) -> Array:
+        """The arrays of a group's ranks as one, in new memory."""
+        makes = [(array.elements * group.ranks, array.dtype)]
+        return self.collective("all_gather", group, array.nbytes * group.ranks, reads=[array], makes=makes, **more)[0]
+
+    def reduce_scatter(self, group: Group, array: Array) -> Array:
+        """This rank's piece of the sum over a group of an array, in new memory."""
+        makes = [(array.elements // group.ranks, array.dtype)]
+        return self.collective("reduce_scatter", group, array.nbytes, reads=[array], makes=makes)[0]
+
     def _rate_of(self, kind: str, touched: Sequence[Array]) -> str:
         """The format an operation works in: that of its first input, fp32 matmuls at the rate they may run at."""
         if not touched:

@@ -68,7 +68,9 @@ class WholeStep(Lifetimes):
 
     def _ends(self, events: Sequence[Event], loop: Loop) -> int:
         """The last event of backward in a loop."""
-        return max(event.at for event in events if event.facts["phase"] == "backward" and _is_loop(event, loop))
+        return max(
+            event.at for event in events if event.facts["phase"] == "backward" and _are_one(event.facts["loop"], loop)
+        )
 
     def _gather_by_matrix(self, lives: Lives, events: Sequence[Event]) -> None:
         dtype = self._rank.run.recipe.precision.arriving
@@ -89,7 +91,8 @@ class WholeStep(Lifetimes):
                     for event in events
                     if event.facts["path"].startswith(path) and event.facts["kind"] != "collective"
                 ]
-                if leaf is not None and uses and len({events[at].facts["loop"] for at in uses}) == 1:
+                loops = [events[at].facts["loop"] for at in uses]
+                if leaf is not None and uses and all(_are_one(loop, loops[0]) for loop in loops):
                     last = uses[-1] if path == "lm_head" else uses[0]
                     lives.change(Storage(nbytes_in(leaf.elements, dtype), "forward", COMMUNICATION), uses[0], last)
 
@@ -113,7 +116,7 @@ class WholeStep(Lifetimes):
             gradients = Storage(nbytes_in(own, precision.gradients), "backward", "gradients", loop)
             lives.change(gradients, begins, len(events) - 1 if outermost else ends)
             if precision.arriving != precision.parameters:
-                first = next(event.at for event in events if _is_loop(event, loop))
+                first = next(event.at for event in events if _are_one(event.facts["loop"], loop))
                 cast = Storage(nbytes_in(own, precision.arriving), "forward", COMMUNICATION, loop)
                 lives.change(cast, first, ends)
 
@@ -128,10 +131,6 @@ class WholeStep(Lifetimes):
 def _of_layers(event: Event) -> bool:
     path: str = event.facts["path"]
     return path.startswith("layers")
-
-
-def _is_loop(event: Event, loop: Loop) -> bool:
-    return _are_one(event.facts["loop"], loop)
 
 
 def _are_one(one: Loop, other: Loop) -> bool:
@@ -151,6 +150,6 @@ def _rounds_of_micro_batches(events: Sequence[Event]) -> Iterator[tuple[int, int
             outers.append(event.facts["loop"][:-1])
     for outer in outers:
         inside = [event.at for event in backward if _are_one(event.facts["loop"][:-1], outer)]
-        around = [event.at for event in events if _is_loop(event, outer)]
+        around = [event.at for event in events if _are_one(event.facts["loop"], outer)]
         before, after = [at for at in around if at < inside[0]], [at for at in around if at > inside[-1]]
         yield (before or around)[-1], (after or around)[0], not outer

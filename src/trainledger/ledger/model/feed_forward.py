@@ -125,8 +125,8 @@ def _routed(tape: Tape, sizes: Sizes, leaves: BlockLeaves, x: Array) -> Array:
     if not alone and places is None:
         S = heaviest(sizes, S * D) // D
     here, ends = spec.experts.n_experts // sizes.layout.expert, where.ends if places is None else None
-    weights = _going_along(tape, sizes, routes.weights, S * split)
-    stack = Places(S * split, routed * split, here, where.expert, ends, weights)
+    along = _going_along(tape, sizes, routes.weights, S * split)
+    stack = Places(S * split, routed * split, here, where.expert, ends, along)
     if sizes.layout.sends_to_nodes:
         y = _stack(tape, sizes, leaves, *to_nodes(tape, sizes, x), stack)
     elif alone:
@@ -136,7 +136,7 @@ def _routed(tape: Tape, sizes: Sizes, leaves: BlockLeaves, x: Array) -> Array:
     else:
         y = _over_ranks(tape, sizes, leaves, to_experts(tape, x, where, K), stack)
     weights = routes.weights
-    if stack.weights is None:  # the copy lives until the loss of balance is there, as in engine.nn
+    if along is None:  # the copy lives until the loss of balance is there, as in engine.nn
         turned = not is_one(K) and not is_one(N)
         weights = op.cast(tape, op.contiguous(tape, weights, forward=turned, backward=False), y.dtype)
     mixed = _mixed(tape, sizes, y, where, weights, stack)

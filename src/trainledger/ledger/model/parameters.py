@@ -381,8 +381,6 @@ def _scores(spec: ModelSpec, kind: LayerKind, tokens: Int, attention: str) -> In
     part = spec.indexer
     keys = rules.keys_seen(tokens, part.top_k if part else kind.window if attention == "flash" else None)
     flops = rules.attention_flops(1, spec.attention.n_heads, tokens, keys, spec.head_size, spec.value_size)
-    return (
-        flops
-        if part is None or not kind.chooses
-        else flops + rules.index_flops(1, part.n_heads, tokens, tokens, part.head_dim)
-    )
+    if part is not None and kind.chooses:
+        flops += rules.index_flops(1, part.n_heads, tokens, tokens, part.head_dim)
+    return flops

@@ -289,8 +289,7 @@ def megatron_cross_entropy_in_place(tape: Tape, logits: Array, targets: Array, g
         "online_softmax", "softmax", reads=[logits, targets], makes=[(3 * rows, "fp32")], flops=counted, basis="assumed"
     )
     if not is_one(group.ranks):
-        makes = [(array.elements * group.ranks, "fp32")]
-        (array,) = tape.collective("all_gather", group, array.nbytes * group.ranks, reads=[array], makes=makes)
+        array = tape.all_gather(group, array)
     (losses,) = tape.emit("cross_entropy", "softmax", reads=[array, targets], changes=[logits], makes=[(rows, "fp32")],
                           flops=2 * size, basis="assumed")  # fmt: skip
     del array

@@ -97,27 +97,17 @@ def _gathered(tape: Tape, group: Group, x: Array) -> Array:
     """All ranks' rows; backward sums over the ranks what each has of a rank's own."""
     if is_one(group.ranks):
         return x
-    y = _all_gathered(tape, group, x)
-    y.node = tape.node([x.node], (), lambda g: [_all_summed(tape, group, g)])
+    y = tape.all_gather(group, x)
+    y.node = tape.node([x.node], (), lambda g: [tape.reduce_scatter(group, g)])
     return y
 
 
 def _scattered(tape: Tape, group: Group, x: Array) -> Array:
     if is_one(group.ranks):
         return x
-    y = _all_summed(tape, group, x)
-    y.node = tape.node([x.node], (), lambda g: [_all_gathered(tape, group, g)])
+    y = tape.reduce_scatter(group, x)
+    y.node = tape.node([x.node], (), lambda g: [tape.all_gather(group, g)])
     return y
-
-
-def _all_gathered(tape: Tape, group: Group, x: Array) -> Array:
-    makes = [(x.elements * group.ranks, x.dtype)]
-    return tape.collective("all_gather", group, x.nbytes * group.ranks, reads=[x], makes=makes)[0]
-
-
-def _all_summed(tape: Tape, group: Group, x: Array) -> Array:
-    makes = [(x.elements // group.ranks, x.dtype)]
-    return tape.collective("reduce_scatter", group, x.nbytes, reads=[x], makes=makes)[0]
 
 
 def heaviest(sizes: Sizes, elements: Int) -> Int:

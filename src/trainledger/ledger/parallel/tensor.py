@@ -122,14 +122,8 @@ def scatter(tape: Tape, sizes: Sizes, x: Array) -> Array:
     layout = sizes.layout
     if is_one(layout.tensor) or not layout.sequence_parallel:
         return x
-    own, ranks = x.elements // layout.tensor, layout.tensor
-    y = tape.make("clone", "copy", x.view(own))
-
-    def backward(g: Array) -> Gradients:
-        makes = [(g.elements * ranks, g.dtype)]
-        return [*tape.collective("all_gather", tensor_group(sizes), g.nbytes * ranks, reads=[g], makes=makes)]
-
-    y.node = tape.node([x.node], (), backward)
+    y = tape.make("clone", "copy", x.view(x.elements // layout.tensor))
+    y.node = tape.node([x.node], (), lambda g: [tape.all_gather(tensor_group(sizes), g)])
     return y
 
 
@@ -138,8 +132,7 @@ def columns_gathered(tape: Tape, sizes: Sizes, x: Array) -> Array:
     group, own = tensor_group(sizes), x.elements
     if is_one(group.ranks):
         return x
-    whole = own * group.ranks
-    (y,) = tape.collective("all_gather", group, x.nbytes * group.ranks, reads=[x], makes=[(whole, x.dtype)])
+    y = tape.all_gather(group, x)
     y = tape.make("cat", "copy", y)
     y.node = tape.node([x.node], (), lambda g: [tape.make("clone", "copy", g.view(own))])
     return y
@@ -153,8 +146,7 @@ def _summed(tape: Tape, sizes: Sizes, x: Array) -> Array:
 
 def _gathered(tape: Tape, sizes: Sizes, x: Array, *, overlap: str = "") -> Array:
     """All ranks' tokens; dim 1 of a batch of several sequences is brought together by a copy."""
-    group, makes = tensor_group(sizes), [(x.elements * sizes.layout.tensor, x.dtype)]
-    (y,) = tape.collective("all_gather", group, x.nbytes * group.ranks, reads=[x], makes=makes, overlap=overlap)
+    y = tape.all_gather(tensor_group(sizes), x, overlap=overlap)
     return _reordered(tape, sizes, y)
 
 
@@ -168,10 +160,8 @@ def _gathered_at(tape: Tape, sizes: Sizes, path: str, own: Array) -> Array:
 
 def _scattered(tape: Tape, sizes: Sizes, x: Array) -> Array:
     """The sum over the ranks of this rank's tokens."""
-    group = tensor_group(sizes)
     x = _reordered(tape, sizes, x)
-    own = x.elements // group.ranks
-    return tape.collective("reduce_scatter", group, x.nbytes, reads=[x], makes=[(own, x.dtype)])[0]
+    return tape.reduce_scatter(tensor_group(sizes), x)
 
 
 def _reordered(tape: Tape, sizes: Sizes, x: Array) -> Array:

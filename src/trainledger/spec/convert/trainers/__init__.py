@@ -224,12 +224,10 @@ def _recipe(read: Reading, layout: Mapping[str, Any], data_ranks: int) -> dict[s
         if section.get("activation_checkpointing") == "full":
             section["activation_checkpointing"] = {"kind": "full", "inputs": "host"}
         else:
-            key = next(key for key in ("activation_offloading", "use_unsloth_gc") if key in read.table["words"])
-            read.refuse(
-                key,
-                True,
-                "moves all saved activations to host memory, which is accounted for with gradient checkpointing alone",
+            rule = (
+                "moves all saved activations to host memory, which is accounted for with gradient checkpointing alone"
             )
+            read.refuse(read.key_of("run.inputs_on_host"), True, rule)
     if policy := read.group("remat"):
         section["activation_checkpointing"] = _named(read, policy)
     if said.get("run.selective") and (every := said.get("run.every")):

@@ -230,8 +230,9 @@ class Reading:
         self.problems.append(Problem(key, plain, rule, nearest))
 
     def key_of(self, meaning: str) -> str:
-        """The program's key of a meaning."""
-        return next((key for key, path in self.table["fields"].items() if path == meaning), meaning)
+        """The key of the file that has a meaning, else the program's first of it."""
+        known = (key for key, path in self.table["fields"].items() if path == meaning)
+        return self.said_by.get(meaning) or next(known, meaning)
 
     def remarks(self) -> Iterator[str]:
         yield from self.notes
