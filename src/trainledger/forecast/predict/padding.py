@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from math import exp, lgamma, prod, sqrt
+from math import prod, sqrt
 from typing import Any
 
 from trainledger.forecast.predict.forecast import UNEXPLAINED, Bar, Forecast, bottleneck, nanoseconds
 from trainledger.forecast.predict.interval import OF_STEPS, Interval
 from trainledger.spec.frozen import frozen
+from trainledger.spec.row_lengths import LengthLaw, longest_of, usual_of
 from trainledger.spec.run import Run
 from trainledger.spec.units import ceil_div
 
-Law = Sequence[tuple[int, float]]  # tokens and their probability, ascending
-_USUAL = 0.9  # of the micro-batches
 _MOST = 10  # lengths that are accounted for
 _OF_TIME = (*OF_STEPS, "run_step_seconds", "kwh", "co2_kg", "interruptions")
 _SPLIT = ("step_seconds_by_phase", "step_seconds_by_kind", "step_seconds_by_bound", "step_causes", "seconds_by_phase")
@@ -22,7 +21,7 @@ STRAGGLERS = "stragglers"
 
 
 @frozen
-class Padding:
+class PaddedRows:
     """Rows of one pass over the data, cut at ``recipe.seq_len``, their tokens, and those with padding in the mean.
 
     ``padded`` tokens are the mean longest of ``micro_batch`` rows, ``usual`` the longest of nine in ten micro-batches;
@@ -54,16 +53,16 @@ class Padding:
         return 1 - self.packed_step_seconds / seq_len / (step_seconds / (self.tokens / self.rows))
 
 
-def padding(run: Run) -> Padding:
+def padding(run: Run) -> PaddedRows:
     """What padding the rows of ``data.lengths`` takes."""
     rows = cut_rows(run)
     law = longest_of(rows, run.device_batch)
-    return Padding(
+    return PaddedRows(
         rows=sum(count for _, count in rows),
         tokens=sum(tokens * count for tokens, count in rows),
         micro_batch=run.device_batch,
         padded=sum(share * tokens for tokens, share in law),
-        usual=next(tokens for tokens, _ in law if share_within(law, tokens) >= _USUAL - 1e-9),
+        usual=usual_of(law),
         longest=rows[-1][0],
         cut=sum(count for tokens, count in run.data.lengths or () if tokens > run.recipe.seq_len),
     )
@@ -76,27 +75,7 @@ def cut_rows(run: Run) -> tuple[tuple[int, int], ...]:
     return *((tokens, count) for tokens, count in rows if tokens < most), *(((most, cut),) if cut else ())
 
 
-def longest_of(rows: Sequence[tuple[int, int]], drawn: int) -> Law:
-    """The law of the longest of ``drawn`` rows, without replacement: none is above x with C(N(x), b) / C(n, b), where
-    N(x) of n rows are not (David and Nagaraja 2003, Order Statistics, section 3.7).
-
-    >>> longest_of([(1, 1), (2, 1), (4, 1)], 2)
-    [(2, 0.333...), (4, 0.666...)]
-    """
-    n = sum(count for _, count in rows)
-    drawn, within, before, law = min(drawn, n), 0, 0.0, list[tuple[int, float]]()
-    for tokens, count in rows:
-        within += count
-        if within < drawn:
-            continue
-        log = sum(sign * lgamma(of + 1) for sign, of in ((1, within), (-1, within - drawn), (-1, n), (1, n - drawn)))
-        share = 1.0 if within == n else exp(log)
-        law.append((tokens, share - before))
-        before = share
-    return law
-
-
-def share_within(law: Law, most: int) -> float:
+def share_within(law: LengthLaw, most: int) -> float:
     """The probability of at most so many tokens."""
     return sum(share for tokens, share in law if tokens <= most)
 
@@ -121,7 +100,7 @@ def lengths_to_account(run: Run) -> tuple[int, ...]:
     return tuple(sorted({*(min(top, ceil_div(size, unit) * unit) for size in sizes), top}))
 
 
-def weights(law: Law, lengths: Sequence[int]) -> list[float]:
+def weights(law: LengthLaw, lengths: Sequence[int]) -> list[float]:
     """Weights of quantities at some lengths that give their mean by a law, straight between neighbours.
 
     >>> weights([(1, 0.5), (3, 0.5)], [1, 2, 4])
@@ -137,11 +116,11 @@ def weights(law: Law, lengths: Sequence[int]) -> list[float]:
     return [shares[length] for length in lengths]
 
 
-def square_weights(law: Law, lengths: Sequence[int]) -> list[float]:
+def square_weights(law: LengthLaw, lengths: Sequence[int]) -> list[float]:
     """Weights at three of some lengths (fewer where there are fewer) that give the mean of what is quadratic: FLOPs.
 
-    >>> square_weights([(1, 0.5), (5, 0.5)], [1, 2, 3, 4])
-    [0.5, 0.0, -2.0, 2.5]
+    >>> [round(weight, 3) for weight in square_weights([(1, 0.5), (5, 0.5)], [1, 2, 3, 4])]
+    [0.667, 0.0, -1.0, 1.333]
     """
     shares = dict.fromkeys(lengths, 0.0)
     three = {lengths[0], lengths[len(lengths) // 2], lengths[-1]}
