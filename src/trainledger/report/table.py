@@ -179,7 +179,7 @@ def pasted(toml: str) -> str:
 
 
 def commands(sets: Sequence[str]) -> str:
-    """``--set`` flags to paste into a shell, several on a line of `WIDTH` as long as they fit.
+    r"""``--set`` flags to paste into a shell, several on a line of `WIDTH` as long as they fit.
 
     >>> commands(["recipe.micro_batch=2", "layout.overlap=['experts']"])
     "    --set recipe.micro_batch=2 --set 'layout.overlap=['\\''experts'\\'']'"

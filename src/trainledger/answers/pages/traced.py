@@ -128,6 +128,7 @@ def highest(ledger: Ledger) -> dict[str, int]:
 def uncounted(ledger: Ledger) -> tuple[str, ...]:
     """A sentence for each operator and line that has no rule.
 
+    >>> from trainledger.ledger.entry import Entry
     >>> uncounted(Ledger((Entry("my_lib::op", "", "forward", "unknown", line="model.py:41"),)))
     ('uncounted: 1 x my_lib::op at model.py:41',)
     """

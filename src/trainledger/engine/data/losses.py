@@ -132,7 +132,7 @@ class PairedLosses:
     >>> other = Losses((DocumentLoss("a", 10, 40, 21.0), DocumentLoss("b", 30, 120, 93.0)))
     >>> paired = PairedLosses(one, other)
     >>> paired.nats_per_token, paired.standard_error, round(one.standard_error, 2)
-    (0.1, 0.0, 0.27)
+    (0.1, 0.0, 0.38)
     """
 
     before: Losses

@@ -243,7 +243,7 @@ def default_tokens_per_step(flops: float, at_least: int = 0) -> int:
     each device, up to 16M.
 
     >>> default_tokens_per_step(1e23), default_tokens_per_step(4e25), default_tokens_per_step(1e18)
-    (4000000, 16000000, 225047)
+    (4000000, 16000000, 225518)
     """
     if flops >= _LARGE_BUDGET:
         return _MANY_TOKENS

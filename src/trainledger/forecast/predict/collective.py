@@ -61,9 +61,9 @@ def placement(
     so that one of several begins at each multiple of what its size and a node's have in common.
 
     >>> placement(Layout(tensor=4, shard=64), "shard", 64, 8)
-    Placement(ranks=64, nodes=32, in_node=2)
+    Placement(ranks=64, nodes=32, in_node=2, far=None)
     >>> placement(Layout(shard=25, replicate=4), "shard", 25, 8)
-    Placement(ranks=25, nodes=4, in_node=1)
+    Placement(ranks=25, nodes=4, in_node=1, far=None)
     """
     if group == ENDS:  # in one node where all stages are
         together = (layout.devices <= devices_per_node) * 1
@@ -298,7 +298,7 @@ def other_nodes(spec: ModelSpec, nodes: Number) -> Number:
     >>> ungrouped = {"feed_forward.router.groups": 1, "feed_forward.router.top_groups": 1}
     >>> spec = model("deepseek-v3", **ungrouped)  # 8 of 256 experts
     >>> other_nodes(spec, 1), round(other_nodes(spec, 8), 3)
-    (0.0, 4.635)
+    (0.0, 4.633)
     """
     if not hasattr(nodes, "shape"):
         return (nodes - 1) * _has_one(spec, nodes)
