@@ -41,8 +41,9 @@ from trainledger.spec.layout import Layout
 from trainledger.spec.model import ModelSpec
 from trainledger.spec.parts import from_fields, with_fields
 from trainledger.spec.problem import InvalidInput
-from trainledger.spec.recipe import Checkpoints, Cosine, Evaluation, Recipe
+from trainledger.spec.recipe import Checkpoints, Evaluation, Recipe
 from trainledger.spec.run import DataSpec, Run
+from trainledger.spec.schedule import Cosine
 
 SECONDS_TO_END = 120.0  # of ranks whose peer was killed, and of a whole resumed run; longer is a failed resume
 SECONDS_IN_A_COLLECTIVE = 30.0

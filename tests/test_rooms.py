@@ -154,13 +154,13 @@ CEILINGS: dict[str, tuple[int, int, int]] = {
     "ledger": (50, 7897, 603),
     "observe": (40, 5852, 628),
     "report": (13, 1717, 145),
-    "spec": (51, 8417, 454),
+    "spec": (52, 8426, 459),
     "tensors": (10, 1946, 108),
     "trace": (51, 9249, 769),
     "web": (28, 3935, 495),
 }
 # Of the whole: files, lines, ``fmt: skip``, short files with a single importer in their folder.
-MOST_FILES, MOST_LINES, MOST_SKIPS, MOST_LONE = 472, 102973, 150, 6
+MOST_FILES, MOST_LINES, MOST_SKIPS, MOST_LONE = 473, 102994, 150, 6
 
 
 @pytest.mark.parametrize("room", CEILINGS)
@@ -228,7 +228,7 @@ def lines_of(paths: Iterable[Path]) -> int:
     return sum(path.read_text(encoding="utf-8").count("\n") for path in paths)
 
 
-MOST_TEST_LINES = 74_912
+MOST_TEST_LINES = 74_918
 
 
 def test_tests_keep_below_their_ceiling() -> None:

@@ -17,7 +17,7 @@ from trainledger.spec.parts import from_fields, kinds_of
 from trainledger.spec.precision import PRECISIONS
 from trainledger.spec.problem import InvalidInput
 from trainledger.spec.reading import field_of, paths, value_of
-from trainledger.spec.recipe import SCHEDULES, Recipe
+from trainledger.spec.recipe import Recipe
 from trainledger.spec.rules.model import nearest_divisor
 from trainledger.spec.run import DataSpec, Run
 from trainledger.spec.run_text import commented, differences, overrides
@@ -34,6 +34,7 @@ from trainledger.spec.runfile import (
     validated,
     vocabulary_problem,
 )
+from trainledger.spec.schedule import SCHEDULES
 from trainledger.spec.setting import quantity_of, rule_of
 
 MODEL = {

@@ -3,7 +3,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainledger.spec.parts import from_fields
-from trainledger.spec.recipe import SCHEDULES, Recipe, learning_rate, sampled_steps
+from trainledger.spec.recipe import Recipe, learning_rate, sampled_steps
+from trainledger.spec.schedule import SCHEDULES
 
 
 def rates(**fields: object) -> list[float]:

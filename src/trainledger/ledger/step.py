@@ -65,7 +65,7 @@ def follow_places(ranks: Sequence[RankPlan], *, backend: str) -> tuple[Ledger, .
     """The ledgers of ranks of a stage with pieces of different sizes: only their updates differ."""
     rank = ranks[0]
     precision, recipe = rank.run.recipe.precision, rank.run.recipe
-    compiled = recipe.compile or recipe.framework == "jax"
+    compiled = recipe.compile or recipe.of_xla
     if len(ranks) > 1 and (compiled or _copies_gradients(precision)):  # their updates change what was before
         return tuple(follow(each, backend=backend) for each in ranks)
     hooks, note = _hooks(rank)
@@ -100,7 +100,7 @@ def follow_places(ranks: Sequence[RankPlan], *, backend: str) -> tuple[Ledger, .
 def _hooks(rank: RankPlan) -> tuple[tuple[Hook, ...], str]:
     """What a compiler, or Megatron-LM's fused kernels, change of the step, and a sentence on what is not covered."""
     recipe = rank.run.recipe
-    if recipe.framework != "jax":
+    if not recipe.of_xla:
         return hooks_of(rank) if recipe.compile or recipe.of_megatron else ((), "")
     as_eager = uncovered(rank)
     return ((Kernels(),), as_eager) if as_eager else ((Kernels(), WholeStep(rank)), "")

@@ -1,8 +1,7 @@
-"""The recipe: how the model is trained, with the learning rate of a step."""
+"""The recipe: how the model is trained."""
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 from typing import ClassVar
 
@@ -12,6 +11,7 @@ from trainledger.spec.optimizers import OPTIMIZERS, AdamW, Optimizer
 from trainledger.spec.parts import part
 from trainledger.spec.precision import FP32, PRECISIONS, Precision
 from trainledger.spec.savings import CHECKPOINTING, LOSSES, Checkpointing, FullLoss, KeepAll, Lora, Loss
+from trainledger.spec.schedule import SCHEDULES, Cosine, Schedule, WarmupStableDecay, rate
 from trainledger.spec.setting import setting
 
 
@@ -70,50 +70,6 @@ class Watch:
 FRAMEWORKS = ("torch", "megatron-core", "megatron-local", "deepspeed", "jax")
 OFFLOADS = ("optimizer", "parameters")
 ATTENTIONS = ("sdpa", "math", "flash", "efficient", "cudnn")
-
-
-@frozen(kw_only=True)
-class Schedule:
-    """Fields of every schedule of the learning rate."""
-
-    kind: ClassVar[str]
-
-    warmup_steps: int = setting("steps of linear warm-up", 0, at_least=0)
-
-
-@frozen(kw_only=True)
-class Linear(Schedule):
-    """A line from the peak to the last learning rate."""
-
-    kind = "linear"
-
-    final_ratio: float = setting("last learning rate over the peak one", 0.1, at_least=0, at_most=1)
-
-
-@frozen(kw_only=True)
-class Cosine(Linear):
-    """Half a cosine (Loshchilov and Hutter 2017, arXiv 1608.03983, without restarts)."""
-
-    kind = "cosine"
-
-
-@frozen(kw_only=True)
-class WarmupStableDecay(Linear):
-    """Flat, then a line (Hu et al. 2024, arXiv 2404.06395, section 4)."""
-
-    kind = "wsd"
-
-    decay_fraction: float = setting("last share of the steps in which the rate falls", 0.2, above=0, at_most=1)
-
-
-@frozen(kw_only=True)
-class Constant(Schedule):
-    """The peak learning rate to the end."""
-
-    kind = "constant"
-
-
-SCHEDULES: dict[str, type[Schedule]] = {cls.kind: cls for cls in (Cosine, Linear, WarmupStableDecay, Constant)}
 
 
 @frozen(kw_only=True)
@@ -343,6 +299,11 @@ class Recipe:
         return self.framework in ("megatron-core", "megatron-local")
 
     @property
+    def of_xla(self) -> bool:
+        """The program is JAX: XLA compiles the whole step."""
+        return self.framework == "jax"
+
+    @property
     def compiles(self) -> bool:
         """Anything goes through torch.compile: the blocks or the loss."""
         return self.compile or self.loss.kind == "compiled"
@@ -357,27 +318,11 @@ class Recipe:
 def learning_rate(recipe: Recipe, step: int) -> float:
     """The learning rate of the step with index ``step`` (the first is 0).
 
-    Linear warm-up reaches the peak at index ``warmup_steps - 1``; from there the rate goes to
-    ``final_ratio`` of the peak at the last step: along a half cosine (Loshchilov and Hutter 2017, without
-    restarts), a line, or (``wsd``, Hu et al. 2024, section 4) flat and then a line over the last ``decay_fraction``.
-
-    >>> schedule = Linear(final_ratio=0.0)
-    >>> recipe = Recipe(seq_len=8, global_batch=1, steps=11, learning_rate=1.0, schedule=schedule)
+    >>> recipe = Recipe(seq_len=8, global_batch=1, steps=11, learning_rate=1.0)
     >>> [round(learning_rate(recipe, k), 3) for k in (0, 5, 10)]
-    [1.0, 0.5, 0.0]
+    [1.0, 0.55, 0.1]
     """
-    peak, last = recipe.learning_rate, recipe.total_steps - 1
-    schedule = recipe.schedule
-    if step < schedule.warmup_steps:
-        return peak * (step + 1) / schedule.warmup_steps
-    if not isinstance(schedule, Linear):
-        return peak
-    top = max(schedule.warmup_steps - 1, 0)  # the last index at the peak
-    if isinstance(schedule, WarmupStableDecay):
-        top = max(top, last - round(schedule.decay_fraction * recipe.total_steps))
-    progress = min(max(step - top, 0) / max(last - top, 1), 1.0)
-    height = (1 + math.cos(math.pi * progress)) / 2 if isinstance(schedule, Cosine) else 1 - progress
-    return peak * (schedule.final_ratio + (1 - schedule.final_ratio) * height)
+    return rate(recipe.schedule, recipe.learning_rate, recipe.total_steps, step)
 
 
 def sampled_steps(recipe: Recipe, most: int) -> list[int]:

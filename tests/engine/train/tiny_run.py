@@ -15,8 +15,9 @@ from trainledger.engine.train.step import Batch, derive
 from trainledger.spec.model import ModelSpec
 from trainledger.spec.parts import from_fields, with_fields
 from trainledger.spec.problem import InvalidInput, Problem
-from trainledger.spec.recipe import Checkpoints, Cosine, Evaluation, Recipe
+from trainledger.spec.recipe import Checkpoints, Evaluation, Recipe
 from trainledger.spec.run import Run
+from trainledger.spec.schedule import Cosine
 
 TINY = from_fields(
     ModelSpec,

@@ -60,7 +60,7 @@ def refuse_matmuls(precision: Precision, device: str) -> None:
 def refuse(precision: Precision, recipe: Recipe) -> None:
     """Raise `InvalidInput` for what the ledger accounts for and the engine does not run."""
     problems: list[Problem] = []
-    if recipe.of_megatron or recipe.framework == "jax":
+    if recipe.of_megatron or recipe.of_xla:
         rule = "is accounted for; the engine trains PyTorch's modules"
         problems.append(Problem("recipe.framework", recipe.framework, rule, "torch"))
     if precision.float8 is not None and precision.float8.blocked:

@@ -169,7 +169,7 @@ def _kernels(run: Run, backend: str) -> Iterator[Change]:
         has = kernel == "sdpa" or (kernel in own and (kernel != "flash" or run.recipe.precision.low))  # flash: no fp32
         if has and kernel != run.recipe.attention:
             yield _one(f"attention by {kernel}", "recipe.attention", kernel, ROUNDING)
-    if not run.recipe.compile and run.recipe.framework != "jax" and not run.recipe.of_megatron:
+    if not run.recipe.compile and not run.recipe.of_xla and not run.recipe.of_megatron:
         cost = "compiles at every start"
         if uncovered(rank_plan(replace(run, recipe=replace(run.recipe, compile=True)))):
             cost += "; its memory is counted as that of eager blocks"

@@ -33,7 +33,7 @@ def uncovered(rank: RankPlan) -> str:
         apart := [name for name in again.keep or () if name not in (*WHOLE, *LINEAR)]
     ):
         why = f'activation_checkpointing.keep = "{apart[0]}", which it decomposes'
-    elif again.inputs == "host" and rank.run.recipe.framework != "jax":
+    elif again.inputs == "host" and not rank.run.recipe.of_xla:
         why = 'activation_checkpointing.inputs = "host"'
     elif again.kind not in COVERED or (again.kind == "segments" and rank.gathers):
         why = f'activation_checkpointing = "{again.kind}"'

@@ -31,7 +31,7 @@ def loss(
     rows = ids.elements
     chunks = recipe.loss.chunks
     if chunks is None:
-        compiled = recipe.loss.kind == "compiled" or recipe.framework == "jax"  # XLA compiles it with all else
+        compiled = recipe.loss.kind == "compiled" or recipe.of_xla  # XLA compiles it with all else
         of_logits = compiled_cross_entropy if compiled else cross_entropy
         logits = head(x, rows)
         del x

@@ -303,7 +303,7 @@ def _framework(recipe: Recipe) -> Iterator[Problem]:
         yield Problem("recipe.grouped_experts", True, rule, False)
     if recipe.of_megatron and recipe.loss.kind in ("chunked", "fused"):
         yield Problem("recipe.loss", recipe.loss.kind, "is not available in Megatron-LM (recipe.framework)", "compiled")
-    if recipe.framework == "jax":
+    if recipe.of_xla:
         torchs = {"fused": "chunked", "in-place": "full", "compiled": "full"}
         if recipe.loss.kind in torchs:
             rule = "is a loss of PyTorch's programs; XLA compiles the step whole (recipe.framework = jax)"
@@ -353,13 +353,13 @@ def _recomputation(recipe: Recipe) -> Iterator[Problem]:
     if recipe.loss.kind == "fused" and (precision.copies == "gathered" or precision.loss_scaling):
         rule = f"computes gradients in forward, which precision {precision.kind} scales or gathers afterwards"
         yield Problem("recipe.loss", "fused", rule, "chunked")
-    keepable = (*KEEPABLE, *LINEAR) if recipe.framework == "jax" else KEEPABLE
+    keepable = (*KEEPABLE, *LINEAR) if recipe.of_xla else KEEPABLE
     for field in ("keep", "offload") if isinstance(again, Selective) else ():
         for name in getattr(again, field) or ():
             if name not in keepable:
                 rule = f"must be of {', '.join(keepable)}"
                 yield Problem(f"recipe.activation_checkpointing.{field}", name, rule, nearest_text(name, keepable))
-    if again.offload and recipe.framework != "jax":
+    if again.offload and not recipe.of_xla:
         rule = "go to host memory in a step that XLA compiles: recipe.framework = jax"
         yield Problem("recipe.activation_checkpointing.offload", list(again.offload), rule, "[]")
 

@@ -13,8 +13,8 @@ from trainledger.answers.loop import headline, interval_chart, interval_table, s
 from trainledger.forecast.plan.limits import PASSES
 from trainledger.forecast.plan.training_loop import TrainingLoop
 from trainledger.spec.model import ModelSpec
-from trainledger.spec.recipe import SCHEDULES
 from trainledger.spec.run import Run
+from trainledger.spec.schedule import SCHEDULES
 from trainledger.web.calculator import BAD, GOOD, WARN, Calculator, Drawing, Headline, Progress, Reply
 from trainledger.web.field import FILE, Field, Query, of_run, one_of, powers, rising
 from trainledger.web.remedies import that_fit_devices

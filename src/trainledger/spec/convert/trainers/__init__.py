@@ -14,7 +14,7 @@ from trainledger.spec.frozen import frozen
 from trainledger.spec.objective import OBJECTIVES
 from trainledger.spec.optimizers import OPTIMIZERS
 from trainledger.spec.problem import InvalidInput, Problem
-from trainledger.spec.recipe import SCHEDULES
+from trainledger.spec.schedule import SCHEDULES
 from trainledger.spec.units import ceil_div
 
 # The place of a size's factor in ``run.times``: of heads and the MLP, of the hidden size, of layers.
