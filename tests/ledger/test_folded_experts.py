@@ -281,10 +281,14 @@ def test_more_ranks_that_split_an_expert_than_tensor_ranks() -> None:
 @pytest.mark.parametrize(
     ("fields", "sentence"),
     [
-        ({"framework": "torch", "precision": "bf16-mixed"}, "other than layout.tensor is Megatron-LM's way"),
+        (
+            {"framework": "torch", "precision": "bf16-mixed", "layout": {"zero": 3}},
+            r"needs recipe.framework = 'megatron-core' .*, layout.zero below 3; nearest that works: 2",
+        ),
         ({"layout": {"sequence_parallel": False, "sequence_gather": "kept"}}, "needs layout.sequence_parallel"),
-        ({"layout": {"zero": 3}}, "is not accounted for with parameters sharded at zero = 3"),
+        ({"layout": {"zero": 3}}, "other than layout.tensor needs layout.zero below 3; nearest that works: 2"),
         ({"layout": {"expert_tensor": 5}}, "layout.expert_tensor = 5: must divide an expert's width = 48"),
+        ({"tensor": 1, "count": 1, "layout": {"expert_tensor": 5}}, "must divide an expert's width = 48"),
         ({"layout": {"expert": 8}}, "must divide n_experts = 8 and the 4 ranks of shard x context x tensor"),
     ],
 )

@@ -19,7 +19,7 @@ from trainledger.forecast.predict.roofline import NoRate
 from trainledger.ledger.step import account
 from trainledger.spec.device import Device
 from trainledger.spec.layout import NOT_SEARCHED
-from trainledger.spec.problem import InvalidInput, Problem, shown
+from trainledger.spec.problem import InvalidInput, Problem, refuse_given, shown
 from trainledger.spec.run import Run
 from trainledger.spec.units import counted
 
@@ -49,10 +49,7 @@ def with_layout(run: Run, *, written: Collection[str] = (), progress: Progress |
 
 
 def _searched(run: Run, fixed: Mapping[str, Any], progress: Progress | None) -> Run:
-    rule = "is not searched for, so it cannot be combined with auto: leave it out"
-    odd = {name: getattr(run.layout, name) for name in NOT_SEARCHED}
-    if problems := [Problem(f"layout.{name}", each, rule) for name, each in odd.items() if each not in ("block", None)]:
-        raise InvalidInput(problems)
+    refuse_not_searched(run, {f"layout.{name}" for name in NOT_SEARCHED})
     layouts = spread(whole(run), fixed=fixed, keep=1, front=False, progress=progress)
     if layouts.interrupted:  # who asked for a run did not ask for the best layout until then
         raise KeyboardInterrupt
@@ -62,6 +59,13 @@ def _searched(run: Run, fixed: Mapping[str, Any], progress: Progress | None) -> 
         more = f" (trainledger layouts{fixes} --full shows the search)"
         raise InvalidInput([Problem("layout", "auto", f"{why.rule}{more}", why.nearest)])
     return layouts.simplest.run
+
+
+def refuse_not_searched(run: Run, written: Collection[str]) -> None:
+    """Raise `InvalidInput` for fields of the layout that are ``written`` and that no layout of a search has."""
+    rule = "is not searched for, so it cannot be combined with auto: leave it out"
+    said = {f"layout.{name}": getattr(run.layout, name) for name in NOT_SEARCHED if f"layout.{name}" in written}
+    refuse_given((name, value != "block" and value, rule, None) for name, value in said.items())
 
 
 def spread(

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Unpack
 
 from trainledger import catalog
 from trainledger.answers import defaults
-from trainledger.answers.layout import spread, why_no_layout
+from trainledger.answers.layout import refuse_not_searched, spread, why_no_layout
 from trainledger.answers.load import Source, resolve
 from trainledger.answers.machine import device_of
 from trainledger.answers.pages.heading import layout_name
@@ -18,13 +18,14 @@ from trainledger.answers.pages.plain_data import plain, run_data
 from trainledger.answers.question import Progress, count, question, seconds, share, silent, text
 from trainledger.answers.source import OfCluster, also, with_cluster
 from trainledger.answers.write_back import To, in_words, words_data, words_section
-from trainledger.forecast.plan.layouts.grid import FIELDS, KNOWN, read_fixed
+from trainledger.forecast.plan.layouts.grid import FIELDS, KNOWN, fixed_by, read_fixed
 from trainledger.forecast.plan.layouts.result import AS_QUICK, Gap, Layouts, Rejected, ScoredLayout
 from trainledger.forecast.predict.device_memory import TENSORS_ALONE
 from trainledger.forecast.predict.interval import chance_on
 from trainledger.report.chart import COLOURS, Axis, Chart, Line, Mark, usable_memory
 from trainledger.report.document import Cell, Code, Document, Item, Items, Section, Table, notes, section, sections
 from trainledger.report.table import commands, pasted, sentence
+from trainledger.spec import runfile
 from trainledger.spec.device import SHARE
 from trainledger.spec.layout import Layout, overlaps
 from trainledger.spec.plain import to_plain
@@ -67,18 +68,21 @@ def layouts(
     """The fastest ways to spread a run over devices: every layout has a bound, the best are accounted for.
 
     RUN is a run file, or a model of the catalog or a Hugging Face config.json. The search replaces its own layout,
-    micro-batch and activation checkpointing, unless --fix gives them a value. A model without a batch gets one of up
-    to 4 million tokens (16 of large budgets), in sequences of at most 8,192. Exit code 130 where the search was
-    interrupted: it ranks what was accounted for until then. Exit code 2 where no layout fits. Of a file of another
-    trainer the best layout that it has words for is said in these, and --write makes a copy with them.
+    micro-batch and activation checkpointing, unless --fix or --set gives them a value. A model without a batch gets
+    one of up to 4 million tokens (16 of large budgets), in sequences of at most 8,192. Exit code 130 where the
+    search was interrupted: it ranks what was accounted for until then. Exit code 2 where no layout fits. Of a file
+    of another trainer the best layout that it has words for is said in these, and --write makes a copy with them.
 
     ``devices`` and ``device`` are short for overrides; ``fixed`` may be a mapping (``{"tensor": 8}``). Raises
     `InvalidInput`.
     """
-    more = {"cluster.count": devices, "layout.auto": True}
-    sets = also(with_cluster(overrides, **cluster), more)
-    run = defaults.of_full_rows(resolve(run, sets, purpose=defaults.SEARCH, search=False))
-    axes = _fixed(fixed or {})
+    sets = with_cluster(overrides, **cluster)
+    written = runfile.written({}, sets)
+    more = also(sets, {"cluster.count": devices, "layout.auto": True})
+    run = defaults.of_full_rows(resolve(run, more, purpose=defaults.SEARCH, search=False))
+    refuse_not_searched(run, written)
+    said = {path.split(".")[1] for path in written}
+    axes = {name: value for name, value in fixed_by(run, written).items() if name in said} | _fixed(fixed or {})
     found = spread(run, fixed=axes, keep=keep, limit_seconds=limit_seconds, chance=chance, progress=progress)
     if found.best is not None or found.interrupted:
         best = [] if found.simplest is None else [found.simplest.run]

@@ -33,6 +33,7 @@ from trainledger.ledger.parallel.micro_batches import Work, in_flight, run_micro
 from trainledger.ledger.parallel.rank_plan import RankPlan, rank_plan
 from trainledger.ledger.parallel.reduction import bucket_nbytes, gather_updated, sum_norms, sum_tied_embedding
 from trainledger.spec.dtypes import nbytes_in
+from trainledger.spec.layout import is_int
 from trainledger.spec.precision import Precision
 from trainledger.spec.recipe import Recipe
 from trainledger.spec.run import Run
@@ -242,8 +243,8 @@ def reserved(rank: RankPlan, ledger: Ledger, *, backend: str) -> Amounts:
     if backend == "cpu" or rank.layout.alone:
         return ()
     if rank.run.recipe.framework == "deepspeed":  # whose requests are ordered by size, so that they are one run's
-        known = isinstance(ledger.parameters, int) and rank.layout.zero == 1
-        return tuple(_deepspeed(rank, ledger)) if known else ()
+        sizes = ledger.parameters, rank.layout.devices, rank.run.grad_accum, rank.run.device_batch
+        return tuple(_deepspeed(rank, ledger)) if all(map(is_int, sizes)) and rank.layout.zero == 1 else ()
     if rank.run.recipe.framework == "torch" and rank.gathers and rank.layout.reshards:
         return tuple(_fsdp2(rank, ledger))
     return ()

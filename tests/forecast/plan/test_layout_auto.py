@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
+from collections.abc import Iterator
+from dataclasses import Field, fields, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from test_layout_search import EXPERTS as EXPERTS_OF_4
 
 import trainledger as tl
 from trainledger.answers.layouts import page
@@ -16,7 +18,10 @@ from trainledger.cli import main
 from trainledger.forecast.plan.layouts.grid import divisors, fixed_by
 from trainledger.forecast.plan.layouts.result import Layouts
 from trainledger.spec import runfile
+from trainledger.spec.parts import kinds_of
 from trainledger.spec.problem import InvalidInput
+from trainledger.spec.rules.run import run_problems
+from trainledger.spec.setting import quantity_of
 
 pytestmark = pytest.mark.sweep
 
@@ -193,3 +198,59 @@ def test_no_two_layouts_of_a_verdict_have_one_name(found: Layouts, first: list[s
     assert names is not None
     assert names[1] != names[2]
     assert ("(" in verdict) == (first[0] == second[0])
+
+
+SPREAD: dict[str, Any] = {
+    "model": EXPERTS_OF_4,
+    "recipe": {"seq_len": 32, "global_batch": 4, "steps": 1, "precision": "bf16-sharded", "attention": "flash"},
+    "cluster": {"device": "h100-sxm", "count": 4},
+}
+FIELDS = {f"{section}.{field.name}": field for section, part in runfile.SECTIONS.items()
+          for field in fields(part) if section in ("layout", "recipe") and field.name != "auto"}  # fmt: skip
+BRIEF: dict[str, Any] = {"micro_batch": 1, "activation_checkpointing": "none"}
+ALONE = {**BRIEF, "context": 1, "pipeline": 1, "tensor": 1}
+VALUES: dict[str, list[Any]] = {
+    "flag": [True, False], "count": [1, 2], "counts": [[2, 2]], "number": [0.5, 2.0], "text": ["x"],
+    "texts": [["experts"], ["gradients", "parameters"], "none"],
+}  # fmt: skip
+
+
+def settings(path: str, field: Field[Any]) -> Iterator[tuple[str, Any]]:
+    """A field with each of its choices or some values; of a part of one kind the fields in it."""
+    kinds = kinds_of(field) or {}
+    if list(kinds) == [""]:
+        for inner in fields(kinds[""]):
+            yield from settings(f"{path}.{inner.name}", inner)
+    else:
+        for value in field.metadata["choices"] or VALUES.get(quantity_of(field), ["2048", 2, 0.5]):
+            yield path, value
+
+
+@pytest.mark.parametrize("path", FIELDS)
+def test_a_field_that_is_set_is_one_of_every_layout_or_refused(path: str) -> None:
+    section, _, name = path.partition(".")
+    for where, value in settings(path, FIELDS[path]):
+        try:
+            asked = load(SPREAD, {where: value, "layout.auto": True}, search=False)
+            few = ALONE if section == "recipe" else BRIEF
+            few = {axis: size for axis, size in few.items() if axis != name}
+            found = tl.layouts(SPREAD, {where: value}, fixed=few, keep=2, limit_seconds=0.2)
+        except InvalidInput:
+            continue
+        chosen = getattr(getattr(asked, section), name)
+        assert found.ranked or found.problem
+        for run in (layout.run for layout in found.ranked):
+            changed = replace(run, **{section: replace(getattr(run, section), **{name: chosen})})
+            assert run == changed or list(run_problems(changed)), (where, value, run.layout)
+
+
+def test_what_sends_to_experts_is_fixed_by_set_as_by_fix() -> None:
+    for value in ("copies", "nodes"):
+        found = tl.layouts(SPREAD, {"layout.expert_send": value}, keep=4, limit_seconds=0.5)
+        sends = {(layout.run.layout.expert_send, layout.run.layout.expert > 1) for layout in found.ranked}
+        assert sends == {("nodes", True)} if value == "nodes" else "nodes" not in dict(sends)
+    for field, value in (("expert_tensor", 1), ("gather", "tensor"), ("stage_layers", [2, 2])):
+        with pytest.raises(InvalidInput, match=f"layout.{field} = .* is not searched for"):
+            tl.layouts(SPREAD, {f"layout.{field}": value})
+    no_megatron = tl.layouts(SPREAD, {"layout.expert_send": "all"})
+    assert "megatron-core" in str(no_megatron.problem)

@@ -33,7 +33,7 @@ def layout_problems(run: Run) -> Iterator[Problem]:
         yield from _split_sends(run)
     if run.layout.expert_send != "copies":
         yield from _expert_send(run)
-    if run.layout.alone and run.layout.stage_layers is None:
+    if run.layout.alone and run.layout.stage_layers is None and not run.layout.folds:
         if run.layout.virtual_stages > 1:
             yield Problem("layout.virtual_stages", run.layout.virtual_stages, "needs layout.pipeline", 1)
         if run.layout.expert > 1:
@@ -276,17 +276,19 @@ def _expert(run: Run) -> Iterator[Problem]:
 def _folding(run: Run, width: int) -> str:
     """The rule that ranks of experts which are not ranks of all else break; empty where they obey all."""
     layout, split = run.layout, run.layout.splits_expert
-    if not run.recipe.of_megatron:
-        return "other than layout.tensor is Megatron-LM's way (recipe.framework = 'megatron-core')"
-    if layout.zero == 3:
-        return "other than layout.tensor is not accounted for with parameters sharded at zero = 3"
-    if layout.tensor > 1 and not layout.sequence_parallel:
-        return "other than layout.tensor needs layout.sequence_parallel, so that tensor ranks have other tokens each"
-    if width % split:
-        return f"must divide an expert's width = {width}"
-    if layout.shard * layout.context * layout.tensor % split:
-        return f"must divide the {layout.shard * layout.context * layout.tensor} ranks of shard x context x tensor"
-    return ""
+    ranks = layout.shard * layout.context * layout.tensor
+    for name, size in {"an expert's width": width, "the ranks of shard x context x tensor": ranks}.items():
+        if size % split:
+            return f"must divide {name} = {size}"
+    needs = {
+        "recipe.framework = 'megatron-core' (this is Megatron-LM's way)": not run.recipe.of_megatron,
+        "layout.zero below 3": layout.zero == 3,
+        "layout.sequence_parallel, so that tensor ranks have other tokens each": (
+            layout.tensor > 1 and not layout.sequence_parallel
+        ),
+    }
+    lacks = [need for need, lacking in needs.items() if lacking]
+    return f"other than layout.tensor needs {', '.join(lacks)}" if lacks else ""
 
 
 def _sharding(run: Run) -> Iterator[Problem]:

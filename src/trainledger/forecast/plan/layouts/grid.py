@@ -98,7 +98,9 @@ class Grid:
 
     def experts(self) -> tuple[int, ...]:
         experts = self.run.model.experts
-        return self.values("expert", (1,) if experts is None else divisors(experts.n_experts))
+        sizes = (1,) if experts is None else divisors(experts.n_experts)
+        sends = self.fixed.get("expert_send", "copies") != "copies"  # of one rank nothing is sent
+        return self.values("expert", sizes[1:] if sends else sizes)
 
     def micro_batches(self) -> tuple[int, ...]:
         return self.values("micro_batch", divisors(self.run.recipe.global_batch))
