@@ -98,6 +98,11 @@ def test_a_method_is_a_recipe_that_is_said_and_that_overrides_change() -> None:
     assert by_eight.recipe.global_batch == 48
     with pytest.raises(InvalidInput, match=r"must be one of full, lora, qlora, dpo.*; nearest that works: lora"):
         load("gpt2", method="loar")
+    with pytest.raises(InvalidInput, match=r"'full': trains all weights, and recipe.lora.dora is .* works: lora"):
+        load("gpt2", {"recipe.lora.dora": True}, method="full")
+    without = run_of_model("gpt2", ["method=lora", "recipe.lora=none"])
+    assert without.recipe.lora is None
+    assert not any("lora" in field for field in without.origin.assumed)
     with pytest.raises(InvalidInput, match="is of a model that is named alone"):
         load(run, method="lora")
 

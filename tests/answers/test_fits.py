@@ -1,5 +1,6 @@
 """Whether a run fits: the yes or no of the plan, and a nearest change after which it does."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -44,6 +45,8 @@ def test_what_fits_by_the_count_alone_is_called_fitting_only_at_the_chance_that_
     assert counted
     assert tl.fits(*asked, chance=0.9 * counted.chance)
     assert not (unlikely := tl.fits(*asked, chance=1.1 * counted.chance))
+    says = r"Does NOT fit: a chance to fit of \d+ %, below \d+ % \(--chance\), with [\d.]+ GB of"
+    assert re.search(says, " ".join(str(unlikely).split()))
     assert tl.fits(*asked[:3], {**asked[3], **dict(change.split("=") for change in unlikely.nearest)})
 
 

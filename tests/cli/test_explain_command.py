@@ -31,6 +31,17 @@ def test_lines_fit_a_terminal_and_name_formula_and_source(capsys: pytest.Capture
     assert not {"value", "total"} & {*part, *part["lines"][0]}
 
 
+@pytest.mark.parametrize("what", ["memory", "time"])
+def test_a_step_that_xla_compiles_says_whose_names_its_operations_have(
+    capsys: pytest.CaptureFixture[str], what: str
+) -> None:
+    says = [
+        "mm is a dot of XLA" in " ".join(printed(capsys, "explain", what, "gpt2", "--device", device).split())
+        for device in ("tpu-v5p", "h100-sxm")
+    ]
+    assert says == [True, False]
+
+
 def test_time_on_a_device_and_where_nothing_is_known(capsys: pytest.CaptureFixture[str]) -> None:
     out = printed(capsys, "explain", "time", "llama-3-8b", "--set", "cluster.device=h100-sxm", "--full")
     assert re.search(r"FLOPs / rate = [\d.]+ [GTP]FLOP / [\d.]+ TFLOP/s, bound by compute", out)

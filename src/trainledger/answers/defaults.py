@@ -115,11 +115,14 @@ def _with_method(overrides: Overrides, devices: int, longest: int) -> tuple[Over
     if (method := str(given[METHOD])) not in METHODS:
         rule = f"must be one of {', '.join(METHODS)}; `trainledger rl` plans steps that generate text (grpo, ppo)"
         raise InvalidInput([Problem(METHOD, method, rule, nearest_text(method, METHODS))])
+    adapters = next((name for name in given if name.startswith("recipe.lora.")), None)
+    if method == "full" and adapters:
+        raise InvalidInput([Problem(METHOD, method, f"trains all weights, and {adapters} is of adapters", "lora")])
     preset = {f"recipe.{name}": value for name, value in METHODS[method].items()}
     micro_batch = size_of(given.get("recipe.micro_batch", preset["recipe.micro_batch"]))
     batch = round_up(preset["recipe.global_batch"], devices * micro_batch)
     preset |= {"recipe.global_batch": batch, "recipe.seq_len": min(preset["recipe.seq_len"], longest)}
-    preset = {name: value for name, value in preset.items() if name not in given}
+    preset = {name: value for name, value in preset.items() if not {name, name.rpartition(".")[0]} & given.keys()}
     if isinstance(overrides, Mapping):
         return {**preset, **{name: value for name, value in overrides.items() if name != METHOD}}, tuple(preset)
     rest = (override for override in overrides if override.partition("=")[0].strip() != METHOD)

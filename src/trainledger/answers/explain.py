@@ -318,7 +318,9 @@ _DENSE = (
 
 
 def _whose(run: Run, backend: str, ranks: str) -> tuple[str, ...]:
-    return (heading(run, backend),) if run.layout.alone else (heading(run, backend), ranks)
+    xla = "Operations have PyTorch's names: mm is a dot of XLA, which fuses most others and names the fusions itself."
+    names = (xla,) if run.recipe.framework == "jax" else ()
+    return (heading(run, backend), *(() if run.layout.alone else (ranks,)), *names)
 
 
 def longest(parts: Sequence[Part], top: int) -> tuple[tuple[Part, ...], tuple[str, ...]]:

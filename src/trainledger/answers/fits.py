@@ -11,6 +11,7 @@ from trainledger.answers.layout import with_layout
 from trainledger.answers.load import Source, resolve
 from trainledger.answers.machine import kernels_of, machine_of
 from trainledger.answers.pages.heading import run_line
+from trainledger.answers.pages.interval import chance as written
 from trainledger.answers.pages.interval import fits as worded
 from trainledger.answers.pages.plain_data import plain
 from trainledger.answers.plan import planned
@@ -121,9 +122,12 @@ def _answer(plan: Plan, chance: float) -> Fits:
     elif verdict and likely is not None:
         verdict = likely >= chance
     sets, change = _nearest(plan, chance) if verdict is False else ((), "")
+    reason = _reason(plan)
+    if likely is not None and forecast.fits and not verdict:
+        reason = f"a chance to fit of {written(likely)}, below {written(chance)} (--chance), with {reason}"
     nbytes, usable = forecast.device_nbytes, forecast.usable_nbytes
     words = in_words(plan.run, [resolve(plan.run, sets, search=False)] if sets else [])
-    return Fits(plan.run, verdict, nbytes, usable, likely, _reason(plan), sets, change, words)
+    return Fits(plan.run, verdict, nbytes, usable, likely, reason, sets, change, words)
 
 
 def _without_layout(run: Run, problem: Problem, chance: float) -> Fits:

@@ -39,7 +39,9 @@ def read_trainer(named: str, overrides: Overrides, launch: Launched) -> tuple[di
         preset, notes = _preset(trainer_run, where)
         model = {"preset": preset} | model
     _, fields = model_section(asked or model["preset"]) if asked or "preset" in model else ({}, model)
-    length, attention = fields.get("max_seq_len"), fields.get("attention")
+    length, attention, feed_forward = (fields.get(name) for name in ("max_seq_len", "attention", "feed_forward"))
+    if not (isinstance(feed_forward, Mapping) and feed_forward.get("kind") == "experts"):
+        own["layout"] = {name: value for name, value in own["layout"].items() if name != "expert_tensor"}
     open_fields: dict[str, Any] = {"seq_len": min(length, TRAINED_LENGTH)} if isinstance(length, int) else {}
     if isinstance(attention, Mapping) and attention.keys() & {"softcap", "sinks"}:
         open_fields["attention"] = "math"  # as PyTorch's own fused attention does not compute them

@@ -217,7 +217,7 @@ BLOCKS_OF = {"int8": "int8", "nf4": "nf4-double"}  # their names among the block
 class Lora:
     """Adapters that are trained while the weights are frozen (Hu et al. 2021, arXiv 2106.09685)."""
 
-    rank: int = setting("rank of the adapters", at_least=1, at_most=10**6)
+    rank: int = setting("rank of the adapters, such as 16", at_least=1, at_most=10**6)
     alpha: float = setting("the adapters' output is multiplied by alpha / rank", 16.0)
     targets: tuple[str, ...] = setting(
         "linear layers with adapters: linear (all in the blocks), attention, mlp, or names such as q_proj", ("linear",)

@@ -271,6 +271,12 @@ def test_a_run_goes_on_where_it_was_stopped(recipe: dict[str, Any], tmp_path: Pa
             "recipe.lora = none",
         ),
         (
+            {"feed_forward": "experts", "feed_forward.n_experts": 4, "n_mtp_layers": 1},
+            {},
+            "recipe.lora.rank = 3: there are no adapters for experts (model.feed_forward) and modules of multi-token "
+            "prediction: train all weights with recipe.lora = none",
+        ),
+        (
             {"feed_forward.gated": False, "feed_forward.activation": "gelu"},
             {"lora.targets": ("gate_proj",)},
             "recipe.lora.targets = ['gate_proj']: names no linear layer of this model: q_proj, k_proj, v_proj, o_proj, "

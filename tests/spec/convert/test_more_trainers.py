@@ -496,10 +496,6 @@ def test_a_script_of_ms_swift(tmp_path: Path) -> None:
         (SWIFT.replace("NPROC_PER_NODE=$nproc_per_node", ""), "puts layers on them in turn"),
         (SWIFT.replace("swift sft", "swift rlhf --rlhf_type grpo"), "rlhf_type = 'grpo': generates text"),
         (SWIFT.replace("swift sft", "megatron sft --fp8_format e4m3"), "fp8_format = 'e4m3': is not accounted for"),
-        (
-            SWIFT.replace("swift sft", "megatron sft --tensor_model_parallel_size 2 --expert_model_parallel_size 2"),
-            "expert_model_parallel_size = 2: is over tensor ranks too",
-        ),
         (SWIFT.replace("swift sft", "swift sft sft.yaml"), "names sft.yaml, which is no file here"),
         ("swift infer --model m", "trains nothing"),
     ],
@@ -529,6 +525,14 @@ def test_preferences_and_megatron_of_ms_swift() -> None:
     assert told(run, *fields) == (16, 8, 1, 8, 16, "megatron-core")
     fields = ("recipe.precision.master_weights", "recipe.precision.gradient_dtype", "recipe.loss.kind")
     assert told(run, *fields) == (True, "fp32", "compiled")
+    over_tensor = "--tensor_model_parallel_size 4 --pipeline"
+    for within, said, expert in (("", 1, 8), (" 1", 1, 8), (" 2", 2, 8), (" 4", None, 4)):
+        key = within and f"--expert_tensor_parallel_size{within} "
+        words = megatron.replace("--pipeline", f"{key}{over_tensor}").replace("_size 8", f"_size {expert}")
+        run = resolve(words, ["cluster.count=32"])
+        assert told(run, "layout.expert_tensor", "layout.expert", "layout.shard") == (said, expert, 4)
+    dense = resolve(megatron.replace("30B-A3B-Base", "8B").replace("--expert_model_parallel_size 8", over_tensor))
+    assert dense.layout.expert_tensor is None
     adapters = resolve(f"{megatron.replace('30B-A3B-Base', '8B').partition('--pipeline')[0]} --tuner_type lora")
     assert told(adapters, "recipe.lora.rank", "recipe.framework") == (8, "torch")
     assert not any("not understood" in note for run in (dpo, run, adapters) for note in run.origin.notes)

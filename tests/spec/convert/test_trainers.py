@@ -250,6 +250,8 @@ def test_a_deepspeed_file_is_opened(tmp_path: Path) -> None:
         (AXOLOTL | {"micro_batch_size": "two"}, "micro_batch_size", "must be a whole number", 1),
         (AXOLOTL | {"peft": {"loftq_config": {"loftq_bits": 4}}}, "peft", "quantized model", "without peft"),
         (AXOLOTL | {"deepspeed": "mine.json"}, "deepspeed", "gives no ZeRO stage", "zero2.json"),
+        (AXOLOTL | {"num_epochs": 10**300}, "num_epochs", "must be a number above 0, at most 1,000,000", 1),
+        (AXOLOTL | {"num_epochs": "1e300"}, "num_epochs", "must be a number above 0, at most 1,000,000", 1),
         (AXOLOTL | {"load_in_4bit": True}, "weights in 4 bits", "need an adapter", None),
         (FACTORY | {"stage": "rm"}, "stage", "trains another head", "sft"),
         (FACTORY | {"use_galore": True}, "use_galore", "projects gradients", "use_galore: false"),

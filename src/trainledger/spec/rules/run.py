@@ -190,15 +190,13 @@ def _adapters(run: Run) -> Iterator[Problem]:
     lora, spec = run.recipe.lora, run.model
     if lora is None:
         return
-    if spec.experts is not None:
-        rule = "there are no adapters for experts (model.feed_forward): train all weights with recipe.lora = none"
+    parts = {"experts (model.feed_forward)": spec.experts, "modules of multi-token prediction": spec.n_mtp_layers}
+    if lacking := [name for name, there in parts.items() if there]:
+        rule = f"there are no adapters for {' and '.join(lacking)}: train all weights with recipe.lora = none"
         yield Problem("recipe.lora.rank", lora.rank, rule)
     elif {*lora.targets} <= {*TARGETS} and not any(is_target(layer, lora.targets) for layer in _linear_layers(spec)):
         rule = f"names no linear layer of this model: {', '.join(name.split('.')[1] for name in _linear_layers(spec))}"
         yield Problem("recipe.lora.targets", list(lora.targets), rule, "linear")
-    if spec.n_mtp_layers:
-        rule = "there are no adapters for modules of multi-token prediction: train all weights with recipe.lora = none"
-        yield Problem("recipe.lora.rank", lora.rank, rule)
     if lora.whole and spec.tie_embeddings:
         rule = "names one of two tied matrices, which PEFT would train apart: adapters alone are accounted for"
         yield Problem("recipe.lora.whole", list(lora.whole), rule, "none")

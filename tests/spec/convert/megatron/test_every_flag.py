@@ -83,6 +83,7 @@ def test_a_flag_that_is_refused_is_not_also_without_effect(name: str) -> None:
         ({"fp4-format": "e2m1", "bf16": "none"}, "--fp4-format = 'e2m1': computes in 4 bits beside bf16 here"),
         ({"num-experts": "8", "expert-model-parallel-size": "2"}, "'expert_send': 'all'"),
         ({"num-experts": "8", "expert-model-parallel-size": "2", "moe-token-dispatcher-type": "x"}, "must be one of"),
+        ({"num-experts": "8", "moe-token-dispatcher-type": "foo"}, "must be one of allgather, alltoall, "),
         ({"exp-avg-dtype": "bf16"}, "--exp-avg-dtype = 'bf16': needs --use-precision-aware-optimizer"),
         ({"num-query-groups": "2"}, "--num-query-groups 2 without --group-query-attention: Megatron-LM ignores it"),
         ({"distribute-saved-activations": "true"}, "('distribute-saved-activations',)"),

@@ -180,9 +180,11 @@ def layout_of(read: Reading, data_ranks: int, layers: int) -> dict[str, Any]:
     elif context > 1 and kinds[0] != "p2p":
         said = kinds if len(kinds) > 1 else kinds[0]
         read.notes.append(f"--cp-comm-type {said}: assuming a ring over all context ranks")
+    sends = ""
+    if experts > 1 or read.given("moe-token-dispatcher-type"):
+        sends = read.chosen("moe-token-dispatcher-type", _DISPATCHERS, "allgather", "alltoall")
     if experts > 1:
         section["expert"] = experts
-        sends = read.chosen("moe-token-dispatcher-type", _DISPATCHERS, "allgather", "alltoall")
         if not read.number("moe-expert-capacity-factor"):
             section["expert_send"] = sends
     if folds:

@@ -132,6 +132,7 @@ def _layout(read: Reading, devices: int | None) -> tuple[dict[str, Any], int, in
         axis: read.count(f"layout.{axis}") for axis in ("tensor", "context", "pipeline", "expert", "shard", "replicate")
     }
     shard, replicate = sizes.pop("shard"), sizes.pop("replicate")
+    within = read.count("layout.expert_tensor") if "layout.expert_tensor" in said else sizes["tensor"]
     zero = said.get("run.zero")
     replica, fewest = sizes["tensor"] * sizes["context"] * sizes["pipeline"], shard * replicate
     known = {path for path in ("run.devices", "run.per_node", "run.nodes") if path in said}
@@ -140,7 +141,7 @@ def _layout(read: Reading, devices: int | None) -> tuple[dict[str, Any], int, in
         devices = read.count("run.devices") if "run.devices" in known else read.count("run.per_node")
         devices *= 1 if "run.devices" in known else read.count("run.nodes")
     whole, micro, times = (said.get(path) for path in ("recipe.global_batch", "recipe.micro_batch", "run.accumulation"))
-    fewest = max(fewest, sizes["expert"] // sizes["context"])
+    fewest = max(fewest, sizes["expert"] * within // (sizes["context"] * sizes["tensor"]))
     if said.get("recipe.offload") == "parameters" and (zero == 3 or said.get("run.sharded")):
         fewest = max(fewest, 2)  # pieces of weights are offloaded, which one device has not
     if type(whole) is int and type(micro) is int and type(times) is int and micro * times > 0:
@@ -154,6 +155,7 @@ def _layout(read: Reading, devices: int | None) -> tuple[dict[str, Any], int, in
         read.refuse(read.key_of("run.zero"), zero, "must be a stage of 0 to 3", 3)
     read.sharded = zero is None and bool(shards or said.get("run.sharded"))
     section = {axis: size for axis, size in sizes.items() if size > 1}
+    section |= {"expert_tensor": within} if within != sizes["tensor"] else {}
     if said.get("run.of_shards"):  # data ranks that do not shard are replicas (DDP), and context ranks always shard
         shard, shards = shard if shards else max(1, data // replicate), True
         read.sharded = zero is None and shard * sizes["context"] > 1
@@ -165,7 +167,7 @@ def _layout(read: Reading, devices: int | None) -> tuple[dict[str, Any], int, in
         section |= {"shard": shard if shards else max(1, data // replicate), "zero": zero or 3}
         section |= {"replicate": data // section["shard"]} if data > section["shard"] else {}
         section |= {"reshard_after_forward": False} if said.get("run.reshard") is False and not zero else {}
-    elif section.keys() & {"context", "expert"}:
+    elif section.keys() & {"context", "expert", "expert_tensor"}:
         section |= {"shard": data, "zero": 0}
     else:
         section |= {"replicate": data}

@@ -16,6 +16,7 @@ from trainledger.spec.problem import Problem, nearest_text
 from trainledger.spec.units import ceil_div
 
 _DEEPEST = 4  # maps in one another
+_MOST_EPOCHS = 10**6
 _NAMED = 40  # keys that a sentence names
 _UNSET = ("None", "False", "none", "false", "", "[]", "{}")  # values, as text, of keys that say nothing
 _SLIP = 0.92  # likeness of two names of which one is a slip of the other
@@ -110,6 +111,8 @@ class Reading:
                 if not (key.startswith("lora_") or key == "target_modules")
             }
         self.epochs = not self.said.keys() & {"recipe.steps", "recipe.tokens"}
+        if self.epochs and not _is_within(passes := self.said.get("run.epochs", 1), _MOST_EPOCHS):
+            self.refuse(self.key_of("run.epochs"), passes, f"must be a number above 0, at most {_MOST_EPOCHS:,}", 1)
 
     def _take(self, given: Mapping[str, Any]) -> Iterator[str]:
         """Take keys in the order of the table, whatever that of the file is; the meanings that are said since then."""
@@ -258,6 +261,14 @@ class Reading:
         """What is said of a section or a part."""
         begin = f"{name}."
         return {path.removeprefix(begin): value for path, value in self.said.items() if path.startswith(begin)}
+
+
+def _is_within(value: Any, most: float) -> bool:
+    """A value is a number, or its text, above 0 and at most so large."""
+    try:
+        return 0 < float(str(value)) <= most
+    except ValueError:
+        return False
 
 
 def _flat(values: Mapping[Any, Any], alone: list[str], before: str = "", depth: int = 0) -> Iterator[tuple[str, Any]]:
