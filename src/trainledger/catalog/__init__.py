@@ -38,12 +38,12 @@ def model_names() -> list[str]:
     >>> "llama-3-8b" in model_names()
     True
     """
-    return _names("models")
+    return [*_names("models")]
 
 
 def device_names() -> list[str]:
     """The names of the catalog's devices."""
-    return _names("devices")
+    return [*_names("devices")]
 
 
 def model(name: str, field: str = "model.preset") -> dict[str, Any]:
@@ -177,7 +177,7 @@ def errors(name: str) -> ErrorModel:
 
 def link_names() -> list[str]:
     """The names of the catalog's links."""
-    return _names("links")
+    return [*_names("links")]
 
 
 def link(name: str, field: str = "cluster.network") -> Link:
@@ -380,8 +380,11 @@ def critical_batch() -> dict[str, dict[str, Any]]:
     return deepcopy(_table("critical_batch.toml"))
 
 
-def _names(kind: str) -> list[str]:
-    return sorted(name[: -len(".toml")] for name in os.listdir(os.path.join(_HERE, kind)) if name.endswith(".toml"))
+@cache
+def _names(kind: str) -> tuple[str, ...]:
+    return tuple(
+        sorted(name[: -len(".toml")] for name in os.listdir(os.path.join(_HERE, kind)) if name.endswith(".toml"))
+    )
 
 
 def _entry(kind: str, name: str, field: str) -> dict[str, Any]:
