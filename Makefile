@@ -55,7 +55,7 @@ browser:        ## the page in a real browser: every calculator, links, exercise
 	@./install browser
 	@[ -d .venv/axe/node_modules/axe-core ] || npm install --silent --prefix .venv/axe axe-core@4
 	@[ -d .venv/pyodide/node_modules/pyodide ] || npm install --silent --prefix .venv/pyodide pyodide@314
-	@.venv/bin/python -m pytest --cost process tests/browser
+	@.venv/bin/python -m pytest -n 2 --cost process tests/browser
 
 loops:          ## the meter in the Trainers of transformers and Lightning, and its planted faults
 	@./install loops

@@ -25,9 +25,9 @@ from trainledger.ledger.optimizers import update as update_muon
 
 # How long an example takes says more of the machine than of us. A test says how many examples it draws; `make test` and
 # `./check` draw at most `DRAWN` of them, `make test-all` all.
-DRAWN = 30
-# Of a parametrized test with torch `make test` runs as many cases, the first and the last among them.
-CASES = 6
+DRAWN = 10
+# Of a parametrized test with torch or of a sweep `make test` runs as many cases, the first and the last among them.
+CASES = 3
 settings.register_profile("here", deadline=None, suppress_health_check=list(HealthCheck))
 settings.register_profile("ci", settings.get_profile("here"), derandomize=True)
 settings.load_profile("ci" if os.environ.get("CI") else "here")
@@ -62,9 +62,9 @@ def _closed_form_of_this_torch():
         yield
 
 
-# What a test costs: unit tests need no torch and run in `./check`; those of agreement, published figures and processes
-# run in `make test-all`.
-COSTS = ("unit", "sweep", "torch", "agreement", "published", "process")
+# What a test costs: unit tests need no torch and run in `./check`; long ones (4 s or more of a processor), those of
+# agreement, published figures and processes run in `make test-all`.
+COSTS = ("unit", "sweep", "torch", "long", "agreement", "published", "process")
 _NEEDS_TORCH = re.compile(
     r"^\s*(?:import torch|from torch|from trainledger\.(?:trace|engine|observe\.measure)\b)"
     r"|importorskip\(.torch",
@@ -91,6 +91,8 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     wanted = _wanted(config)
     if not wanted or collection_path.suffix != ".py" or not collection_path.name.startswith("test_"):
         return None
+    if "long" in wanted and "mark.long" in collection_path.read_text(encoding="utf-8"):
+        return None
     return True if cost_of(collection_path) not in wanted else None
 
 
@@ -101,20 +103,20 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         return
     for item in items:
         _draw_at_most(DRAWN, item)
-    left = {item for item in items if (own := _own_cost(item)) is not None and own not in wanted}
+    left = {item for item in items if (_own_cost(item) or cost_of(item.path)) not in wanted}
     left |= _beyond(CASES, [item for item in items if item not in left])
     config.hook.pytest_deselected(items=[*left])
     items[:] = [item for item in items if item not in left]
 
 
 def _beyond(most: int, items: list[pytest.Item]) -> set[pytest.Item]:
-    """The cases of each parametrized test with torch that are too many, spread evenly; others take little time."""
+    """The cases of each test with torch or of a sweep that are too many, spread evenly; others take little time."""
     cases: dict[str, list[pytest.Item]] = {}
     for item in items:
         cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
     beyond: set[pytest.Item] = set()
     for of_test in cases.values():
-        if len(of_test) > most and cost_of(of_test[0].path) == "torch":
+        if len(of_test) > most and cost_of(of_test[0].path) in ("torch", "sweep"):
             kept = {round(at * (len(of_test) - 1) / (most - 1)) for at in range(most)}
             beyond |= {item for at, item in enumerate(of_test) if at not in kept}
     return beyond

@@ -231,6 +231,7 @@ def test_a_run_directory_must_be_utf_8(run_file: Path, capsys: pytest.CaptureFix
 
 
 @pytest.mark.parametrize(("seconds", "step"), [(0.0, 1), (1e6, 4)])
+@pytest.mark.long
 def test_a_demo_without_time_has_its_whole_report(
     seconds: float, step: int, run_file: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

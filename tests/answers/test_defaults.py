@@ -169,6 +169,7 @@ def test_what_joins_devices_of_an_unknown_network_is_proposed(device: str) -> No
 
 
 @pytest.mark.parametrize("ask", [tl.layouts, tl.fit, tl.breaks, tl.loop])
+@pytest.mark.long
 def test_questions_about_full_rows_say_so(ask: Callable[..., Any]) -> None:
     settings = {**H100, "cluster.count": 2, "method": "lora", "recipe.micro_batch": 2, "recipe.seq_len": 1024}
     lengths = {"data.lengths": [[128, 400], [900, 20], [5000, 3]]}

@@ -157,6 +157,7 @@ def test_runs_of_no_trainer_have_no_words(tmp_path: Path) -> None:
     [("advise", "axolotl.yml"), ("fit", "axolotl.yml"), ("layouts", "titan.toml"), ("fit", "titan.toml"),
      ("advise", "megatron.sh"), ("advise", "trl.yaml")],
 )  # fmt: skip
+@pytest.mark.long
 def test_the_copy_that_a_verb_writes_plans_to_what_it_announced(
     verb: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -104,6 +104,7 @@ def spread_runs(draw: st.DrawFn) -> Run:
 
 @settings(max_examples=60, phases=(Phase.explicit, Phase.reuse, Phase.generate))
 @given(spread_runs())
+@pytest.mark.long
 def test_nothing_is_lost_between_ranks(run: Run) -> None:
     problems = list(run_problems(run))
     if problems:  # heads that cannot go over both tensor and context ranks

@@ -126,6 +126,7 @@ def test_arrays_give_what_each_of_their_ints_gives(way: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("way", WAYS)
+@pytest.mark.long
 def test_formulas_give_what_their_numbers_give(way: dict[str, Any]) -> None:
     symbols = {name: sympy.Symbol(name, integer=True, positive=True) for name in SIZES}
     formulas = sized(way, symbols)

@@ -143,6 +143,7 @@ def test_experts_on_one_rank_alone_share_nothing() -> None:
 
 @settings(max_examples=20)
 @given(st.sampled_from((2, 3)), st.sampled_from((1, 2, 3)), st.booleans(), st.sampled_from(("1f1b", "zero-bubble")))
+@pytest.mark.long
 def test_modules_that_predict_ahead_stand_on_the_last_stage(stages: int, zero: int, tied: bool, schedule: str) -> None:
     model = with_fields(SPEC, {"n_layers": 6, "n_mtp_layers": 1, "tie_embeddings": tied})
     run = run_of(Layout(pipeline=stages, shard=2, zero=zero, schedule=schedule), model, global_batch=2 * stages)

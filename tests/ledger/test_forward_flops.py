@@ -28,6 +28,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("name", "more"), CASES, ids=str)
+@pytest.mark.long
 def test_the_shapes_give_the_forward_of_the_account(name: str, more: dict[str, str]) -> None:
     run = resolve(name, {"cluster.device": "h100-sxm", "recipe.seq_len": "200", "recipe.global_batch": 3, **more})
     found: dict[str, int] = {}

@@ -307,6 +307,7 @@ def test_the_same_from_a_run_file() -> None:
                                       {"schedule": "interleaved", "virtual_stages": 2}])  # fmt: skip
 @pytest.mark.parametrize("more", [{}, {"shard": 3}, {"shard": 4, "zero": 2}, {"shard": 4, "zero": 1, "tensor": 2}])
 @pytest.mark.parametrize("count", thinned([8, 4, 20]))
+@pytest.mark.long
 def test_stages_that_are_alike_have_the_accounts_that_they_would_have_on_their_own(schedule, more, count):
     layout = Layout(pipeline=4, **schedule, **more)
     if schedule.get("schedule") == "interleaved" and layout.zero == 2:

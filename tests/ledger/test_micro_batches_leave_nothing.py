@@ -33,6 +33,7 @@ def pipelined(micro_batches: int, *, tensor: int, zero: int, checkpointing: str,
     ("precision", "zero", "tensor"),
     [("fp16", 1, 1), ("fp16", 1, 2), ("bf16-mixed", 1, 2), ("bf16-sharded", 3, 2), ("bf16-mixed", 3, 1)],
 )
+@pytest.mark.long
 def test_more_micro_batches_than_are_in_flight_change_no_peak(precision, zero, tensor, checkpointing, stage):
     few, many = (
         pipelined(count, tensor=tensor, zero=zero, checkpointing=checkpointing, precision=precision)

@@ -137,6 +137,7 @@ def test_a_host_updates_in_proportion_to_its_processes() -> None:
     assert {bar.cause: bar.nanoseconds for bar in quick.forecast.waterfall}["update on the host"] < seconds[0]
 
 
+@pytest.mark.long
 def test_offloading_is_advised_where_memory_is_short_alone() -> None:
     small, large = (
         tl.advise("llama-3-8b", {"method": "full", "cluster.device": device, "cluster.count": 8, "layout.shard": 8})

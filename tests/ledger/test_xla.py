@@ -101,6 +101,7 @@ def test_what_only_one_of_the_programs_has(recipe: dict[str, Any], field: str) -
     assert field in {problem.field for problem in refused.value.problems}
 
 
+@pytest.mark.long
 def test_a_search_takes_loops_whose_lengths_are_arrays() -> None:
     """The layouts of a group are accounted together, so that a loop runs as often as an array says."""
     offloaded = {"kind": "selective", "offload": ["matmuls"]}

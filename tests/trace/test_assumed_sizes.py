@@ -113,6 +113,7 @@ def test_what_another_count_changes_is_assumed_and_nothing_else(
 
 @pytest.mark.parametrize("traced", [alone, as_rank])
 @pytest.mark.parametrize("join", [added, functional, masked])
+@pytest.mark.long
 def test_all_elements_are_a_bound_of_the_same_operations(
     join: Join, traced: Callable[[Join, tuple[str, ...]], Ledger]
 ) -> None:

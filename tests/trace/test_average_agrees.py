@@ -40,12 +40,14 @@ def run_of(**recipe: Any) -> Run:
     ],
     ids=str,
 )
+@pytest.mark.long
 def test_closed_form_and_trace_agree_on_the_average(recipe: dict[str, Any]) -> None:
     assert_agree(run_of(**recipe, **{"ema.decay": 0.99}))
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "lion", "adamw-8bit"])
 @pytest.mark.parametrize("way", ["fused", "foreach", "loop"])
+@pytest.mark.long
 def test_closed_form_and_trace_agree_on_the_groups_of_mup(optimizer: str, way: str) -> None:
     """Embeddings are a group of their own, so lists of tensors are updated in three parts."""
     if way in IMPLEMENTATIONS[optimizer] and (optimizer, way) not in ACCOUNTED_ONLY:

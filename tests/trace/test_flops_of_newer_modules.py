@@ -31,6 +31,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("kind", CONFIGS)
+@pytest.mark.long
 def test_parameters_and_flops_are_equal(kind: str) -> None:
     config = transformers.AutoConfig.for_model(kind, **CONFIGS[kind])
     config.use_cache = False

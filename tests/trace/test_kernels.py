@@ -214,6 +214,7 @@ _OF_ALL = 3 * 4 * 512 * 64 + 512 * 64 + 4 * (4 * 512 + 512) + 20
 
 
 @pytest.mark.parametrize(("functions", "printed"), [("relu", "32772 () False"), ("all", f"{_OF_ALL} () True")])
+@pytest.mark.long
 def test_a_first_compiled_step_for_a_gpu_is_one_graph_and_leaves_torch_as_it_was(functions: str, printed: str) -> None:
     # In a process of its own: torch makes its tables of functions once, when Dynamo first asks for them.
     ran = subprocess.run([sys.executable, "-c", _FRESH, functions], capture_output=True, text=True, timeout=600)
@@ -444,6 +445,7 @@ def test_other_backends_are_refused_with_those_that_are_known() -> None:
         pass
 
 
+@pytest.mark.long
 def test_flex_attention_has_a_backward_with_kernels_of_a_gpu() -> None:
     class Flex(nn.Module):
         def __init__(self) -> None:

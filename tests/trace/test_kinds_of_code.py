@@ -129,6 +129,7 @@ def books(ledger: Ledger) -> tuple[int, int, int]:
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("kind", FOLLOWED)
+@pytest.mark.long
 def test_a_kind_of_code_has_the_books_of_its_real_step_and_changes_nothing(kind: str) -> None:
     model, x_BD = FOLLOWED[kind](), torch.randn(4, D)
     optimizer = torch.optim.AdamW(model.parameters())

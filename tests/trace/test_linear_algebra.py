@@ -160,6 +160,7 @@ def parametrized(kind: str, **options: Any) -> Setup:
         ("orthogonal", {"orthogonal_map": "householder"}, 0.05, "one more matrix as large as its argument"),
     ],
 )
+@pytest.mark.long
 def test_parametrized_weights_are_as_they_run(kind: str, options: dict[str, Any], limit: float, said: str) -> None:
     setup = parametrized(kind, **options)
     with quiet():

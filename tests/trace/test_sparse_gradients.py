@@ -64,6 +64,7 @@ def words(**options: Any) -> Setup:
         ({"table": "bags"}, False),
     ],
 )
+@pytest.mark.long
 def test_steps_on_sparse_gradients_are_as_they_run(options: dict[str, Any], said: bool) -> None:
     setup = sparse_clicks() if "table" in options else words(**options)
     with quiet():

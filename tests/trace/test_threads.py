@@ -75,6 +75,7 @@ def traced(run: Run) -> Ledger:
 
 
 @pytest.mark.parametrize("run", [threads, pool, old_pool, "made before"])
+@pytest.mark.long
 def test_what_threads_run_is_recorded(run: Any) -> None:
     ledger, plain = traced(made_before() if run == "made before" else run), traced(in_turn)
     assert ledger.partial == ""

@@ -180,6 +180,7 @@ def channels_last() -> Any:
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.long
 def test_unusual_programs_are_as_they_run(name: str) -> None:
     setup = PROGRAMS[name]()
     with quiet():

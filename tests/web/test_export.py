@@ -44,6 +44,7 @@ def pyodide(tmp_path: Path) -> Path:
     return folder
 
 
+@pytest.mark.long
 def test_the_archive_alone_answers_every_calculator_and_preset_as_we_do(tmp_path: Path, pyodide: Path) -> None:
     export(tmp_path / "site", pyodide)
     with zipfile.ZipFile(tmp_path / "site" / "python.zip") as archive:
@@ -68,6 +69,7 @@ def test_the_archive_alone_answers_every_calculator_and_preset_as_we_do(tmp_path
         assert reply == {"result": json.loads(json.dumps(expected))}, message
 
 
+@pytest.mark.long
 def test_without_numpy_the_layouts_give_the_command_to_run(tmp_path: Path, pyodide: Path) -> None:
     export(tmp_path / "site", pyodide)
     with zipfile.ZipFile(tmp_path / "site" / "python.zip") as archive:
@@ -84,6 +86,7 @@ def test_without_numpy_the_layouts_give_the_command_to_run(tmp_path: Path, pyodi
     assert result["paste"]["command"].startswith("trainledger layouts llama-3-8b --fix tensor=8")
 
 
+@pytest.mark.long
 def test_the_page_asks_a_worker_and_may_load_nothing_from_elsewhere(tmp_path: Path, pyodide: Path) -> None:
     site = export(tmp_path / "site", pyodide)
     folder = tmp_path / "site"
@@ -106,6 +109,7 @@ def test_the_page_asks_a_worker_and_may_load_nothing_from_elsewhere(tmp_path: Pa
     assert 0 < site.document().data()["gzip_nbytes"] < written
 
 
+@pytest.mark.long
 def test_each_calculator_has_a_page_with_its_title_and_its_figure(tmp_path: Path, pyodide: Path) -> None:
     pytest.importorskip("resvg_py")
     export(tmp_path / "site", pyodide)
@@ -121,6 +125,7 @@ def test_each_calculator_has_a_page_with_its_title_and_its_figure(tmp_path: Path
             assert text.partition("<body")[2].partition(">")[2] == index.partition("<body>")[2]
 
 
+@pytest.mark.long
 def test_an_export_is_written_again_and_what_is_not_ours_stays(tmp_path: Path, pyodide: Path) -> None:
     folder = tmp_path / "site"
     export(folder, pyodide)
@@ -162,6 +167,7 @@ def test_without_pyodide_the_sentence_says_how_to_get_it(tmp_path: Path, monkeyp
     assert not (tmp_path / "site").exists()
 
 
+@pytest.mark.long
 def test_an_old_pyodide_and_a_wheel_of_another_machine_are_refused(tmp_path: Path, pyodide: Path) -> None:
     wheel = tmp_path / "numpy-2.4.6-cp314-cp314-manylinux_2_28_x86_64.whl"
     with zipfile.ZipFile(wheel, "w") as archive:

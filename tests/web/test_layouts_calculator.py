@@ -27,6 +27,7 @@ def test_the_command_to_paste_finds_the_same_layouts(capsys: pytest.CaptureFixtu
     assert all(each["layout"]["pipeline"] == 2 for each in ranked)
 
 
+@pytest.mark.long
 def test_another_choice_asks_for_no_other_search(monkeypatch: pytest.MonkeyPatch) -> None:
     first = answers.view("layouts", SMALL | {"choose": "1"})
     monkeypatch.setattr(layouts.tl, "layouts", lambda *_, **__: pytest.fail("searched again"))
@@ -46,6 +47,7 @@ def test_the_run_file_of_the_chosen_layout_is_planned_as_it_was_ranked(capsys, t
     assert forecast["step_seconds"] == pytest.approx(seconds, rel=1e-9)
 
 
+@pytest.mark.long
 def test_where_none_fits_the_verdict_says_so() -> None:
     seen = answers.view("layouts", {"run": "llama-3.1-405b", "cluster.count": "8"})
     assert seen["tone"] == "bad"
@@ -76,6 +78,7 @@ def test_too_many_devices_are_refused_in_a_sentence() -> None:
         answers.view("layouts", {"cluster.count": "²"})
 
 
+@pytest.mark.long
 def test_progress_is_said() -> None:
     seen: list[tuple[str, int, int]] = []
     answers.view("layouts", SMALL | {"recipe.seq_len": "512"}, progress=lambda *each: seen.append(each))

@@ -31,6 +31,7 @@ def told(capsys: pytest.CaptureFixture[str], words: list[str]) -> dict:
 
 
 @pytest.mark.parametrize("name", QUERIES)
+@pytest.mark.long
 def test_the_numbers_are_those_of_the_commands(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("sympy")
     found = answers.answer("model", QUERIES[name])

@@ -224,6 +224,7 @@ KEYS = {f"{kind} {what}".strip(): (kind, keys) for kind, what, keys in MODELS}
     tied=st.booleans(),
 )  # fmt: skip
 @settings(max_examples=40, deadline=None)
+@pytest.mark.long
 def test_weights_of_any_sizes_come_in_and_go_out(
     name, kv_heads, ratio, half_width, layers, inner, seed, tied, tmp_path_factory
 ):

@@ -94,6 +94,7 @@ def test_chunks_are_as_good_as_the_full_loss_under_autocast(kind: str) -> None:
 
 @needs_a_compiler
 @pytest.mark.parametrize("head", thinned(HEADS))
+@pytest.mark.long
 def test_compiled_it_gives_the_full_loss_and_its_gradients(head: dict[str, Any]) -> None:
     full, wanted = loss_and_gradients(run_of(head), scale=3.0)
     loss, found = loss_and_gradients(run_of(head, loss="compiled"), scale=3.0)

@@ -135,6 +135,7 @@ def changed_facts(facts: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]
 
 
 @pytest.mark.parametrize("run", thinned(["fp16-mixed", "fp32"]))
+@pytest.mark.long
 def test_facts_of_other_types_are_refused_or_change_no_bit(
     run: str, ended: Callable[[str], Path], tmp_path: Path
 ) -> None:

@@ -130,6 +130,7 @@ def told(ledger: Ledger) -> Counter[tuple[str, str, int, int]]:
 
 
 @pytest.mark.parametrize("name", ["fsdp", "fsdp x tensor", "gathered again", "fsdp x tensor, fp8"])
+@pytest.mark.long
 def test_a_rank_of_a_thousand_is_what_the_closed_form_says(name: str) -> None:
     same(*both(THOUSAND[name]))
 

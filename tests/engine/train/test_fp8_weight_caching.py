@@ -211,6 +211,7 @@ def spread(draw: st.DrawFn) -> Run:
 
 @settings(max_examples=12, deadline=None)
 @given(spread())
+@pytest.mark.long
 def test_ranks_hold_two_bytes_for_each_weight_of_a_linear_layer_and_cast_it_once(run: Run) -> None:
     assert not list(run_problems(run))
     plain = replace(run, recipe=with_fields(run.recipe, {"precision.weight_caching": False}))

@@ -79,6 +79,7 @@ def peak_of(work: Callable[[], Any], live: int) -> int:
 
 
 @pytest.mark.parametrize("checkpointing", ["none", "full"])
+@pytest.mark.long
 def test_each_phase_of_a_step_holds_what_is_planned(checkpointing: str) -> None:
     run = run_of(activation_checkpointing=checkpointing, grad_clip=None)
     token = 2 * MODEL["n_layers"] * 2 * 32 * 2  # keys and values of a token in bf16

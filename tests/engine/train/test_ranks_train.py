@@ -83,6 +83,7 @@ def test_losses_and_weights_of_fifty_steps_are_those_of_one_process(tmp_path: Pa
 
 
 @EACH
+@pytest.mark.long
 def test_losses_and_weights_are_those_of_one_process(trained: Path, ranks: int, name: str) -> None:
     compare(trained, name, FIELDS)
 

@@ -42,6 +42,7 @@ def case(request: pytest.FixtureRequest) -> tuple[Table, Advice]:
     return table, tl.advise(tl.load(table))
 
 
+@pytest.mark.long
 def test_each_line_pasted_gives_the_promised_figures(case: tuple[Table, Advice]) -> None:
     table, advice = case
     assert advice.alone
@@ -307,6 +308,7 @@ def test_what_may_overlap_compute_is_advised() -> None:
     _gives(table, sums.sets, sums)
 
 
+@pytest.mark.long
 def test_what_is_gathered_for_matmuls_may_be_gathered_again() -> None:
     """Megatron-LM's way takes less memory and next to no time; from there the other way is advised."""
     cluster, layout = {**MESH["cluster"], "count": 8}, {"shard": 2, "tensor": 4, "sequence_parallel": True}
@@ -328,6 +330,7 @@ def test_what_is_gathered_for_matmuls_may_be_gathered_again() -> None:
         assert not tl.load(table, dict(each.fields)).layout.gathers_again
 
 
+@pytest.mark.long
 def test_sharded_parameters_are_multiplied_in_8_bits_as_they_are_gathered() -> None:
     table: Table = {
         "model": {"preset": "llama-3-8b"},
@@ -400,6 +403,7 @@ def test_casts_that_cost_more_than_they_save_alone_are_tried_with_compiled_block
     assert any(each.startswith("recipe.precision=") for step in advice.together for each in step.sets)
 
 
+@pytest.mark.long
 def test_faster_runs_that_are_too_large_do_not_crowd_out_a_change_that_fits() -> None:
     run = tl.load("llama-3.1-70b", {"cluster.device": "h100-sxm", "cluster.count": 64, "layout.shard": 64,
                                     "recipe.micro_batch": 1, "recipe.activation_checkpointing": "full"})  # fmt: skip

@@ -202,6 +202,7 @@ def test_a_small_budget_is_not_spent_beyond_the_critical_batch():
     assert all(each.limit != "critical batch" for each in tl.breaks(found.run).already)
 
 
+@pytest.mark.long
 def test_the_time_that_is_given_is_never_passed():
     for beside in (0.0, 0.1, 0.7):
         _, found = paid(steady(0.4, beside=beside))

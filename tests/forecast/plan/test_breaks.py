@@ -68,6 +68,7 @@ def _changed(table: Table, changes: tuple[str, ...]) -> Run:
 @pytest.mark.parametrize(
     "name", [each if each != "mesh" else pytest.param(each, marks=pytest.mark.slow) for each in RUNS]
 )
+@pytest.mark.long
 def test_every_edge_is_exact(name: str) -> None:
     table = RUNS[name]
     run = tl.load(table)
@@ -239,6 +240,7 @@ def test_the_search_finds_the_first_value_beyond_any_curve(power: float, most: i
     assert len(asked) < 200
 
 
+@pytest.mark.long
 def test_no_vocabulary_before_the_edge_breaks() -> None:
     run = tl.load(ACROSS_NODES)
     found = tl.breaks(run, along=["vocabulary"])
@@ -319,6 +321,7 @@ def found() -> Breaks:
 
 
 @pytest.mark.parametrize(("holds", "after"), [(131_072, 131_073), (131_072, 196_608), (4096, 4224)])
+@pytest.mark.long
 def test_the_headline_has_the_last_that_works_and_the_first_that_does_not(
     found: Breaks, holds: int, after: int
 ) -> None:

@@ -38,6 +38,7 @@ def answer(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", ANSWERS)
+@pytest.mark.long
 def test_what_was_assumed_makes_the_same_run_when_it_is_given(capsys: pytest.CaptureFixture[str], name: str) -> None:
     verb, more = ANSWERS[name]
     words = [*verb, "gpt2", *ON, "--count", "2", "--set", "recipe.global_batch=4", *more]

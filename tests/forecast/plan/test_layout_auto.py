@@ -51,6 +51,7 @@ EXPERTS: dict[str, Any] = {
         (EXPERTS, "expert_send", "copies"),
     ],
 )  # fmt: skip
+@pytest.mark.long
 def test_what_is_written_with_auto_is_kept_where_it_is_the_default_too(
     table: dict[str, Any], name: str, usual: Any, tmp_path: Path
 ) -> None:

@@ -45,6 +45,7 @@ def test_the_devices_of_a_fit_have_so_much_free() -> None:
     assert [(fit.memory.fits, "h100-sxm" in (fit.devices or ())) for fit in own] == [(True, True), (False, False)]
 
 
+@pytest.mark.long
 def test_a_search_has_only_layouts_that_leave_so_much_free() -> None:
     free = []
     for cluster in ({}, {"memory_margin_nbytes": MARGIN}):
@@ -77,6 +78,7 @@ def test_margins_that_leave_nothing_are_refused(cluster: dict[str, Any], said: s
 
 
 @pytest.mark.parametrize(("model", "device"), thinned([("llama-3.2-1b", "a100-sxm-40gb"), ("llama-3-8b", "mi300x")]))
+@pytest.mark.long
 def test_a_search_without_a_margin_takes_what_is_as_likely_as_not_to_fit(model: str, device: str) -> None:
     named = {"cluster.device": device, "cluster.count": 2, "recipe.global_batch": 8}
     careful = tl.layouts(model, named, keep=20)

@@ -29,6 +29,7 @@ def allowed(run: Run, devices: int, fixed: dict[str, Any]) -> bool:
     return any(not list(run_problems(each)) for each in everything(grid_of(run, devices, fixed)))
 
 
+@pytest.mark.long
 def test_a_search_without_time_ranks_one_and_does_not_say_that_others_are_slower() -> None:
     found = tl.layouts(run_for(8, SMALL), limit_seconds=0)
     assert found.best is not None
@@ -160,6 +161,7 @@ def test_an_allowed_layout_leaves_with_0(capsys: pytest.CaptureFixture[str]) -> 
     ("devices", "least", "enough", "named"),
     thinned([(14, 15, 15, "16"), (64, 70, 90, "96"), (80, 0, 97, "128"), (1, 0, 2, "2"), (5, 0, 10**9, None)], every=3),
 )
+@pytest.mark.long
 def test_the_nearest_count_is_the_first_power_of_two_or_three_times_one_that_suffices(
     devices: int, least: int, enough: int, named: str | None
 ) -> None:
@@ -185,6 +187,7 @@ def test_more_devices_get_the_batch_that_is_assumed_for_them() -> None:
     assert tl.plan("llama-3-70b", {"cluster.device": "h100-sxm", "cluster.count": 16}).forecast.fits
 
 
+@pytest.mark.long
 def test_layouts_that_are_not_accounted_for_are_no_layouts_that_do_not_fit() -> None:
     problem = tl.layouts("deepseek-v3", device="t4", devices=8).problem
     assert problem is not None

@@ -82,6 +82,7 @@ def test_devices_of_their_own_wait_unless_phases_overlap() -> None:
     assert dict(split.phases[0].parts) == {"engine": int(0.3 * 80e9)}
 
 
+@pytest.mark.long
 def test_fewest_devices_hold_every_phase_and_half_of_them_do_not() -> None:
     answer = tl.rl("llama-3-8b", device="rtx-4090", count=64, utilization=0.75)
     fewest = answer.fewest_devices
@@ -121,6 +122,7 @@ def test_sizes_that_are_refused() -> None:
 
 
 # Half of the rows were added after the method was fixed: steps one step off policy, and DeepSeek-V3 on 512 devices.
+@pytest.mark.long
 def test_published_steps_are_within_thirty_percent_in_the_median() -> None:
     table, errors = post_training.table()
     assert table.path.read_text(encoding="utf-8") == table.text

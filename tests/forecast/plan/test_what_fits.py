@@ -115,6 +115,7 @@ def test_the_edge_is_exact(run, question, chance):
         assert question != "model" or found.beyond_size > found.size
 
 
+@pytest.mark.long
 def test_sizes_are_those_of_the_runs_found():
     run = run_of(layout={"shard": 2})
     fit = tl.fit(run, changes=False)

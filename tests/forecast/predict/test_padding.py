@@ -87,6 +87,7 @@ def seconds_of(run: Run, length: int) -> float:
 
 
 @pytest.mark.parametrize("batch", [1, 8])
+@pytest.mark.long
 def test_the_mean_time_of_a_step_is_that_of_its_batches(batch: int) -> None:
     run = resolve("qwen2.5-0.5b", LORA | {"recipe.micro_batch": batch, "data.lengths": drawn(3000)})
     law = longest_of(cut_rows(run), batch)
@@ -102,6 +103,7 @@ def test_the_mean_time_of_a_step_is_that_of_its_batches(batch: int) -> None:
 # DDP waits once a step for the rank whose micro-batches are longest in all, FSDP in each micro-batch. Drawn 3,000 times
 # from the rows themselves.
 @pytest.mark.parametrize(("layout", "accumulated"), [("replicate", 1), ("replicate", 8), ("shard", 4)])
+@pytest.mark.long
 def test_ranks_wait_for_the_longest(layout: str, accumulated: int) -> None:
     fields = LORA | {f"layout.{layout}": 8, "cluster.count": 8, "recipe.micro_batch": 2, "data.lengths": CHAT}
     run = resolve("qwen2.5-0.5b", fields | {"recipe.global_batch": 16 * accumulated})
@@ -118,6 +120,7 @@ def test_ranks_wait_for_the_longest(layout: str, accumulated: int) -> None:
     assert forecast.step_causes["stragglers"] > 0
 
 
+@pytest.mark.long
 def test_real_batches_of_a_file_have_the_padding_that_is_planned(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -152,6 +152,7 @@ def test_the_bars_of_a_waterfall_sum_to_the_prediction_exactly(run: Run) -> None
 
 @SOME
 @given(runs())
+@pytest.mark.long
 def test_faster_links_and_memory_never_slow_a_run(run: Run) -> None:
     device = DEVICES[run.cluster.device]
     answer = forecast_of(run)
@@ -172,6 +173,7 @@ def test_faster_links_and_memory_never_slow_a_run(run: Run) -> None:
 
 @SOME
 @given(runs(), pick("shard", "tensor"))
+@pytest.mark.long
 def test_memory_falls_with_sharding(run: Run, axis: str) -> None:
     layout = run.layout
     more = replace(layout, **{axis: 2 * getattr(layout, axis)})

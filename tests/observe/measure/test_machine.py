@@ -95,6 +95,7 @@ def test_disturbed_samples_are_counted_and_a_busy_machine_is_told(measured):
     assert kept.busy == any("kept the machine busy" in each for each in kept.notes)
 
 
+@pytest.mark.long
 def test_every_kernel_of_an_accelerator_can_be_called():
     for each in kernels(torch.device("meta"), ["fp32", "bf16"]):  # the sizes of an accelerator, without its memory
         call = each.build()

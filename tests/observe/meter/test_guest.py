@@ -60,6 +60,7 @@ def test_a_metered_loop_has_the_bits_of_one_without(name, deep, tmp_path):
 
 
 @pytest.mark.parametrize("name", COMPILED)
+@pytest.mark.long
 def test_a_metered_compiled_loop_has_its_bits_but_in_the_recorded_step(name, tmp_path):
     if "fails" not in name:
         in_a_compiled_loop(name, tmp_path)
@@ -101,6 +102,7 @@ def test_what_cannot_be_logged_is_said_once_by_name(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["deletes_the_run", "fills_the_disk", "fills_the_disk_later"])
+@pytest.mark.long
 def test_a_meter_that_cannot_write_says_so_once(name, tmp_path):
     _, said, _ = metered(KINDS[name], tmp_path)
     (sentence,) = [each for each in said if "this run is in" not in each]

@@ -31,6 +31,7 @@ MACHINE = Calibration(
 
 
 @pytest.mark.parametrize("checkpointing", ["none", "full", "selective"])
+@pytest.mark.long
 def test_every_matmul_and_attention_is_one_of_the_account(tmp_path, checkpointing):
     run = run_of(activation_checkpointing=checkpointing)
     found = beside(profile_of(recorded(tmp_path, run)), make_plan(account_run(run, backend="cpu"), MACHINE))

@@ -31,6 +31,7 @@ def found(tmp_path_factory) -> Ranks:
     return ranks_of(folder)
 
 
+@pytest.mark.long
 def test_clocks_are_set_by_the_ends_of_collectives(found):
     assert found.timeline.is_aligned
     begins = {row.rank: row.begin_ns for row in found.timeline.rows}

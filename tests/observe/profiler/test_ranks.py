@@ -48,6 +48,7 @@ def written(
     (folder / f"rank{rank}.json").write_text(json.dumps(trace))
 
 
+@pytest.mark.long
 def test_the_rank_whose_kernels_are_shortest_came_last(tmp_path):
     for rank in range(3):
         written(tmp_path, rank, early_us=0.0 if rank == 1 else LATE_US)
@@ -84,6 +85,7 @@ def test_ranks_that_are_alike_have_no_straggler(tmp_path):
     assert all(not any(each.waited_in_median_ns.values()) for each in found.ranks)
 
 
+@pytest.mark.long
 def test_ranks_that_are_late_by_turns_are_no_stragglers(tmp_path):
     written(tmp_path, 0, early_us=LATE_US, ranks=2, of=(2, 3, 4, 5))
     written(tmp_path, 1, early_us=LATE_US, ranks=2, of=(0, 1))

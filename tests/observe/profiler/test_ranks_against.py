@@ -40,6 +40,7 @@ def said_of(found: RanksAgainst) -> str:
     return str(found).replace("\n", " ")
 
 
+@pytest.mark.long
 def test_a_straggler_that_is_gone_is_named_with_what_it_cost(held_up, even):
     found = ranks_against(even, held_up)
     # In each step two all-reduces wait 400 us for rank 1.
@@ -56,6 +57,7 @@ def test_a_straggler_that_is_gone_is_named_with_what_it_cost(held_up, even):
         assert time == every[1]
 
 
+@pytest.mark.long
 def test_a_straggler_that_is_new_and_one_that_is_still_there(tmp_path, held_up, even):
     assert "Rank 1 now holds the others up: each waits 800 us of a step" in said_of(ranks_against(held_up, even))
     worse = program(tmp_path / "worse", late=1, early_us=2 * LATE_US)

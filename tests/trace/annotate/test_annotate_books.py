@@ -193,6 +193,7 @@ def test_operations_without_a_rule_are_told_with_their_line() -> None:
     assert line.endswith(f":{program.__code__.co_firstlineno + 3}")
 
 
+@pytest.mark.long
 def test_a_long_program_is_not_kept_in_memory() -> None:
     from trainledger.trace.annotate.watcher import Steps, Watcher
 

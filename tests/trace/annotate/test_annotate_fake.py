@@ -24,6 +24,7 @@ def script(folder: Path, source: str) -> Path:
 
 
 @pytest.mark.parametrize("name", ["clean_accumulation", "clean_gan", "clean_recurrent", "clean_evaluated"])
+@pytest.mark.long
 def test_fake_books_are_those_of_real_values(name: str) -> None:
     real, fake = (annotate(PROGRAMS / f"{name}.py", fake=fake, steps=4) for fake in (False, True))
     assert fake.problems == ()
@@ -167,6 +168,7 @@ def test_loaders_with_workers_run_in_this_process(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("fake", [True, False], ids=["fake", "real"])
+@pytest.mark.long
 def test_a_trainer_for_a_gpu_runs_unchanged(fake: bool, capsys: pytest.CaptureFixture[str]) -> None:
     file = PROGRAMS / "trainer_for_gpu.py"
     source = file.read_text().splitlines()

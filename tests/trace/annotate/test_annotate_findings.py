@@ -108,6 +108,7 @@ WAYS = {
 
 
 @pytest.mark.parametrize("way", WAYS)
+@pytest.mark.long
 def test_steps_by_hand_have_the_findings_of_steps(way: str, tmp_path: Path) -> None:
     source = (PROGRAMS / "planted_by_hand.py").read_text()
     assert WAYS["in place"] in source
@@ -230,6 +231,7 @@ def test_a_program_that_only_asks_for_gradients_takes_no_step() -> None:
 
 
 @pytest.mark.parametrize("name", CLEAN)
+@pytest.mark.long
 def test_a_clean_program_is_let_alone(name: str) -> None:
     annotation = annotate(PROGRAMS / f"{name}.py")
     assert annotation.ended == ""
@@ -274,6 +276,7 @@ def by_filling(model: nn.Module, optimizer: object) -> None:
     lambda model, optimizer: model.zero_grad(), by_hand, in_place, by_filling,
 ])  # fmt: skip
 @pytest.mark.parametrize("micro", [1, 3])
+@pytest.mark.long
 def test_every_way_to_clear_gradients_counts(clear: Callable[[nn.Module, object], None], micro: int) -> None:
     assert annotate(lambda: steps(clear, micro=micro)).problems == ()
 

@@ -241,6 +241,7 @@ def test_what_a_backward_uses_is_let_alone(program: Callable[[], None]) -> None:
 
 
 @pytest.mark.parametrize("file", CLEAN, ids=[each.stem for each in CLEAN])
+@pytest.mark.long
 def test_clean_programs_have_none(file: Path) -> None:
     assert told(annotate(file)) == []
 

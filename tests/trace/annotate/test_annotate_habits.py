@@ -97,6 +97,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("kind", CASES)
+@pytest.mark.long
 def test_a_mistake_is_found_at_its_line_and_not_when_it_is_mended(kind: str, tmp_path: Path) -> None:
     pretended, planted, mended = CASES[kind]
     for fake in (False, True):

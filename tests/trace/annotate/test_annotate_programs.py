@@ -60,6 +60,7 @@ def test_what_a_file_holds_is_live_from_where_it_is_loaded(tmp_path: Path) -> No
     assert found.line(at(found, "torch.load")).own.allocated == 4004
 
 
+@pytest.mark.long
 def test_a_fake_program_loads_what_it_has_saved_and_shapes_of_files(tmp_path: Path) -> None:
     source = """
     model, again = nn.Linear(8, 8), nn.Linear(8, 8)

@@ -89,6 +89,7 @@ def optimizer_of_one_graph() -> None:
     trained(nn.Linear(8, 8, bias=False), Compiled)
 
 
+@pytest.mark.long
 def test_blocks_that_are_one_graph_are_followed_as_compiled() -> None:
     ledger = trace_rank(blocks_of_one_graph, world_size=RANKS)
     assert ledger.partial == ""

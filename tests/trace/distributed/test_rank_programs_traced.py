@@ -253,6 +253,7 @@ def test_the_example_of_the_page_runs() -> None:
 
 
 @pytest.mark.parametrize("frozen", [False, True])
+@pytest.mark.long
 def test_the_garbage_collector_is_left_as_it_was(frozen: bool) -> None:
     gc.unfreeze()
     try:
@@ -300,6 +301,7 @@ def compiled_loop(how: str) -> None:
 
 @pytest.mark.skipif(shutil.which(os.environ.get("CXX", "g++")) is None, reason="torch.compile needs a C++ compiler")
 @pytest.mark.parametrize("how", ["in place", "wrapped"])
+@pytest.mark.long
 def test_compiled_modules_of_a_rank_are_followed_as_the_compiler_writes_them(how: str) -> None:
     compiled, eager = (trace_rank(lambda way=way: compiled_loop(way), world_size=4) for way in (how, "not"))  # type: ignore[misc]
     assert (compiled.partial, compiled.notes, compiled.uncounted) == ("", (), ())
