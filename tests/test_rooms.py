@@ -147,7 +147,7 @@ def test_tensors_are_described_without_torch() -> None:
 # raises a number says why in its message, and lowers another.
 CEILINGS: dict[str, tuple[int, int, int]] = {
     "answers": (82, 11390, 1355),
-    "catalog": (3, 254, 22),
+    "catalog": (3, 253, 22),
     "cli": (15, 2110, 342),
     "engine": (69, 10489, 1110),
     "forecast": (58, 10081, 894),
@@ -160,7 +160,7 @@ CEILINGS: dict[str, tuple[int, int, int]] = {
     "web": (28, 3935, 495),
 }
 # Of the whole: files, lines, ``fmt: skip``, short files with a single importer in their folder.
-MOST_FILES, MOST_LINES, MOST_SKIPS, MOST_LONE = 473, 103034, 150, 6
+MOST_FILES, MOST_LINES, MOST_SKIPS, MOST_LONE = 473, 103031, 150, 6
 
 
 @pytest.mark.parametrize("room", CEILINGS)

@@ -22,14 +22,12 @@ from trainledger.spec.problem import InvalidInput, Problem, nearest_text
 from trainledger.spec.units import counted, format_nbytes, parse_nbytes
 
 _HERE = os.path.dirname(__file__)
-
 _NEEDED = {
     "devices": ("title", "peak", "memory", "memory_bandwidth", "link", "source", "date", "unverified"),
     "links": ("title", "bandwidth", "share", "hardware", "source", "date", "unverified"),
 }
 _MOST_LISTED = 40  # names in a message
-# The default variants: those that most large models were trained on.
-_USUAL = ("h100-sxm", "a100-sxm-80gb", "v100-sxm-32gb", "gh200-96gb")
+_USUAL = ("h100-sxm", "a100-sxm-80gb", "v100-sxm-32gb", "gh200-96gb")  # that most large models were trained on
 
 
 def model_names() -> list[str]:
@@ -382,9 +380,8 @@ def critical_batch() -> dict[str, dict[str, Any]]:
 
 @cache
 def _names(kind: str) -> tuple[str, ...]:
-    return tuple(
-        sorted(name[: -len(".toml")] for name in os.listdir(os.path.join(_HERE, kind)) if name.endswith(".toml"))
-    )
+    files = (name for name in os.listdir(os.path.join(_HERE, kind)) if name.endswith(".toml"))
+    return tuple(sorted(name.removesuffix(".toml") for name in files))
 
 
 def _entry(kind: str, name: str, field: str) -> dict[str, Any]:
