@@ -429,6 +429,7 @@ def test_a_device_file_without_a_needed_key_is_named_with_the_key(tmp_path, monk
     (tmp_path / "devices").mkdir()
     (tmp_path / "devices" / "toy.toml").write_text('title = "Toy"\nmemory = "80GB"\n', encoding="utf-8")
     monkeypatch.setattr(catalog, "_HERE", str(tmp_path))
+    monkeypatch.setattr(catalog, "_names", catalog._names.__wrapped__)  # uncached
     with pytest.raises(InvalidInput, match=r"catalog/devices/toy.toml has no peak, no memory_bandwidth, no link"):
         catalog.device("toy")
 
