@@ -319,7 +319,7 @@ _DENSE = (
 
 def _whose(run: Run, backend: str, ranks: str) -> tuple[str, ...]:
     xla = "Operations have PyTorch's names: mm is a dot of XLA, which fuses most others and names the fusions itself."
-    names = (xla,) if run.recipe.framework == "jax" else ()
+    names = (xla,) if run.recipe.of_xla else ()
     return (heading(run, backend), *(() if run.layout.alone else (ranks,)), *names)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Annotated
 
 from trainledger.answers.load import assumed_of_text, load_file, run_of_text
@@ -34,6 +35,8 @@ def data(
 
     if of_text := is_text(run):
         planned = run_of_text(run, overrides, text_field_of)
+        if lengths is not None and not show and "data.validation_fraction" not in planned.origin.explicit:
+            planned = replace(planned, data=replace(planned.data, validation_fraction=0.0))  # counts every document
         say(assumed_of_text(planned), wrap=True)
     else:
         planned = load_file(run, overrides, progress=while_searching())

@@ -12,7 +12,7 @@ from dataclasses import MISSING, Field, field
 from typing import Any
 
 from trainledger.spec.durable import content_of, parse_json
-from trainledger.spec.problem import nearest_text
+from trainledger.spec.problem import nearest_text, shown
 from trainledger.spec.units import (
     NotAQuantity,
     parse_bytes_per_second,
@@ -143,22 +143,29 @@ def _counts(rule: Mapping[str, Any], value: Any) -> tuple[int, ...]:
 
 
 def _lengths(value: Any) -> tuple[tuple[int, int], ...]:
-    """Pairs of tokens and rows, ascending, of a list or of a JSON file that has one."""
-    if isinstance(value, str):
-        try:
-            value = parse_json(content_of(value))
-        except (OSError, ValueError) as error:
-            raise Broken(f"is no file with lengths (trainledger data FILE --lengths): {error}") from None
+    """Pairs of tokens and rows, ascending, of a list or of a JSON file that has one, alone or as its ``lengths``."""
+    try:
+        value = parse_json(content_of(value)) if isinstance(value, str) else value
+    except OSError as error:
+        raise _no_lengths(str(error.strerror).lower()) from None
+    except ValueError:
+        raise _no_lengths("no JSON") from None
+    pairs = value.get("lengths", value) if isinstance(value, Mapping) else value
+    if not isinstance(pairs, list | tuple) or not 0 < len(pairs) <= LONGEST_LIST:
+        raise _no_lengths(f"{len(pairs):,} of them" if isinstance(pairs, list | tuple) else shown(pairs))
     rows: dict[int, int] = {}
-    if not isinstance(value, list | tuple) or not 0 < len(value) <= LONGEST_LIST:
-        raise Broken("must be pairs of tokens and rows, such as [[128, 400], [512, 20]]")
-    for pair in value:
+    for pair in pairs:
         numbers = isinstance(pair, list | tuple) and len(pair) == 2 and {type(number) for number in pair} == {int}
         if not numbers or not all(0 < number <= LONGEST_ROW for number in pair):
-            rule = f"must be pairs of whole numbers, tokens and rows, each 1 to {LONGEST_ROW:,}"
-            raise Broken(f"{rule}, such as [[128, 400], [512, 20]]")
+            raise _no_lengths(shown(pair))
         rows[pair[0]] = rows.get(pair[0], 0) + pair[1]
     return tuple(sorted(rows.items()))
+
+
+def _no_lengths(what: str) -> Broken:
+    """The one sentence on lengths that are none, with what there is instead."""
+    pairs = f"1 to {LONGEST_LIST:,} pairs of tokens and rows, each at most {LONGEST_ROW:,}, such as [[128, 400]]"
+    return Broken(f"must be {pairs}, or a file that `trainledger data TEXT --lengths FILE` wrote; found: {what}")
 
 
 def may_be_none(declared: Field[Any]) -> bool:

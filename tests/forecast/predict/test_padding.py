@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import random
+from collections import Counter
 from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
@@ -132,8 +133,10 @@ def test_real_batches_of_a_file_have_the_padding_that_is_planned(
     words = ["data", str(text), "--set", f"data.cache={tmp_path}", "--lengths", str(kept)]
     assert main(words) == 0
     capsys.readouterr()
-    rows = json.loads(kept.read_text())
-    assert len(rows) <= 160
+    counted_by = json.loads(kept.read_text())
+    assert counted_by["tokenizer"] == "bytes"
+    assert len(counted_by["lengths"]) <= 160
+    assert sum(count for _, count in counted_by["lengths"]) == len(texts)
     for batch in (1, 8, 32):
         run = resolve("gpt2", {"recipe.seq_len": 1024, "recipe.global_batch": batch, "data.lengths": str(kept)})
         planned = tl.plan(run).padding
@@ -146,6 +149,15 @@ def test_real_batches_of_a_file_have_the_padding_that_is_planned(
             counted += sum(map(sum, groups))
         assert planned.waste == pytest.approx(1 - counted / computed, abs=0.01)
         assert planned.longest == 1024
+
+
+@pytest.mark.parametrize("texts", [["one"], ["one", "another"], ["short"] * 30], ids=len)
+def test_lengths_of_few_documents_are_counted_without_holding_any_out(texts: list[str], tmp_path: Path) -> None:
+    text, kept = tmp_path / "rows.jsonl", tmp_path / "lengths.json"
+    text.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    assert main(["data", str(text), "--set", f"data.cache={tmp_path}", "--lengths", str(kept)]) == 0
+    rows = dict(resolve("gpt2", {"data.lengths": str(kept)}).data.lengths or ())
+    assert rows == Counter(len(text) + 1 for text in texts)
 
 
 def test_bins_keep_rows_tokens_and_the_longest() -> None:
@@ -199,17 +211,18 @@ def test_what_the_answer_says(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_what_is_refused(tmp_path: Path) -> None:
-    torn = tmp_path / "torn.json"
-    torn.write_text("[[1, 2")
-    for value, rule in (
-        (str(torn), "is no file with lengths"),
-        (str(tmp_path), "is no file with lengths"),
-        ([], "must be pairs of tokens and rows"),
-        ([[0, 5]], "must be pairs of whole numbers"),
-        ([[5, True]], "must be pairs of whole numbers"),
-        ([128, 256], "must be pairs of whole numbers"),
-    ):
-        with pytest.raises(InvalidInput, match=rule):
+    contents = {"torn": b"[[1, 2", "table": b'{"text": "a"}', "text": b"words", "binary": b"\xff\x00", "empty": b"[]"}
+    for name, content in contents.items():
+        (tmp_path / name).write_bytes(content)
+    found = {
+        "torn": "no JSON", "table": "a table", "text": "no JSON", "binary": "no JSON", "empty": "0 of them",
+        "": "is a directory", "none": "no such file or directory",
+    }  # fmt: skip
+    wrong: list[tuple[Any, str]] = [(str(tmp_path / name), what) for name, what in found.items()]
+    wrong += [([], "0 of them"), ([[0, 5]], r"\[0, 5\]"), ([[5, True]], r"\[5, True\]"), ([128, 256], "128")]
+    for value, what in wrong:
+        rule = "must be 1 to 10,000 pairs of tokens and rows, .* `trainledger data TEXT --lengths FILE` wrote; found: "
+        with pytest.raises(InvalidInput, match=f"{rule}{what}$"):
             tl.plan("gpt2", {"data.lengths": value})
     short: dict[str, Any] = {"data.lengths": [[128, 3]], "recipe.seq_len": 256}
     with pytest.raises(InvalidInput, match=r"longest row of data.lengths, 128 tokens.*works: 128"):

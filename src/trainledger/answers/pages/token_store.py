@@ -44,6 +44,8 @@ def page(mixture: Mixture, recipe: Recipe, *, verified: bool = False, first_batc
 def _rows(sources: dict[str, Any]) -> Iterator[tuple[str | int, ...]]:
     for source, facts in sources.items():
         for name, fact in facts["splits"].items():
+            if not fact["documents"]:
+                continue
             yield (
                 f"{source} {name}".lstrip(),
                 str(fact["documents"]),
@@ -96,8 +98,8 @@ def _made_of(sources: dict[str, Any]) -> Iterator[str]:
 
 
 def _remarks(data: dict[str, Any], sources: dict[str, Any]) -> Iterator[str]:
-    entropy = data["unigram_entropy_nats"]
-    yield f"A model that knows only token frequencies has a loss of {entropy:.4f} nats on the validation tokens."
+    if entropy := data["unigram_entropy_nats"]:
+        yield f"A model that knows only token frequencies has a loss of {entropy:.4f} nats on the validation tokens."
     for source in sources.values():
         yield f"{counted(source['shards'], 'shard')} of {source['dtype']} in {source['directory']}"
         if source["repaired_documents"]:
@@ -139,7 +141,9 @@ def keep_lengths(mixture: Mixture, path: str) -> None:
     if len(mixture.sources) > 1:
         rule = "are of one text, and data.mixture has several"
         raise InvalidInput([Problem("lengths", path, rule, "--set data.path=FILE")])
-    replace_file(path, f"{json.dumps(binned(document_lengths(mixture.sources[0].store.train)))}\n".encode())
+    store = mixture.sources[0].store
+    counted = {"tokenizer": store.index["tokenizer"]["name"], "lengths": binned(document_lengths(store.train))}
+    replace_file(path, f"{json.dumps(counted)}\n".encode())
 
 
 def _of_store(store: TokenStore, seq_len: int, lengths: Lengths) -> dict[str, Any]:

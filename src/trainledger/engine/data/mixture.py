@@ -199,10 +199,10 @@ class Mixture:
     def epochs(self, rows: int, *, seed: int, seq_len: int) -> Mapping[str, float]:
         """How often the first so many rows go through the sequences of each source."""
         _, taken = self._rows(seed, rows, 0)
-        found = {}
-        for at, source in enumerate(self.sources):
-            found[source.name] = taken[at] / source.store.train.sequences(seq_len)
-        return found
+        return {
+            source.name: taken[at] / max(1, source.store.train.sequences(seq_len))
+            for at, source in enumerate(self.sources)
+        }
 
     def sequences(
         self, *, seed: int, begin: int, count: int, seq_len: int

@@ -291,6 +291,8 @@ def _check_splits(records: list[ShardRecord], data: DataSpec) -> None:
     paths = ", ".join(data.path)
     if not train + validation:
         raise InvalidInput([Problem("data.path", paths, "holds no text: every document in it is empty")])
+    if not data.validation_fraction:
+        return
     if train + validation == 1:
         rule = "holds a single document, so that none can be held out"
         more = "two files or records, or a text file of many lines over 2 KiB, which is cut at the ends of some"
@@ -323,11 +325,11 @@ def _check_unknown(directory: Path, records: list[ShardRecord], tokenizer: Token
 
 
 def _unigram_entropy_nats(directory: Path, shards: int) -> float:
-    """Cross-entropy of the validation tokens under (count in train + 1) / (train tokens + vocabulary)."""
+    """Cross-entropy of the validation tokens under (count in train + 1) / (train tokens + vocabulary); 0 of none."""
     counts = sum((read_counts(directory, shard) for shard in range(shards)), start=np.uint64(0))
     train, validation = np.asarray(counts, dtype=np.float64)
     probability = (train + 1) / (train.sum() + len(train))
-    return float(-(validation * np.log(probability)).sum() / validation.sum())
+    return float((validation * -np.log(probability)).sum() / max(1, validation.sum()))
 
 
 @contextlib.contextmanager
