@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import count as numbers
+from time import monotonic
 from typing import Annotated, Any, Unpack
 
 from trainledger.answers import defaults
@@ -58,6 +60,11 @@ def advise(
     Raises `InvalidInput`. `trainledger.forecast.plan.advise` has the method.
     """
     run = defaults.with_length(resolve(run, with_cluster(overrides, **cluster), progress=progress))
+    began, tried = monotonic(), numbers(1)
+
+    def say(what: str) -> None:
+        progress(f"{next(tried):,} changes tried in {format_seconds(monotonic() - began)}: {what}", 0, 0)
+
     ask = partial(
         advice_on,
         run,
@@ -67,7 +74,7 @@ def advise(
         together=together,
         any_result=any_result,
         one_step=defaults.is_one_step(run),
-        say=lambda what: progress(what, 0, 0),
+        say=say,
     )
     advice, words = ask(), Words.of(run)
     measured = seconds_of(advice.forecast, mfu, step_seconds)
