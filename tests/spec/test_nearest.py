@@ -112,6 +112,13 @@ def follow_proposals(table: dict[str, dict[str, Any]]) -> None:
          'layout.overlap = []: must name at least one, or be "none"; nearest that works: none'),
         ("llama-13b", {"layout": {"tensor": 7}},
          "layout.tensor = 7: must divide model.attention.n_heads = 40; nearest that works: 8"),
+        ("mixtral-8x7b", {"layout": {"tensor": 2, "shard": 4, "expert_tensor": 0}},
+         "layout.expert_tensor = 0: must be at least 1; nearest that works: 2"),
+        ("mixtral-8x7b", {"layout": {"pipeline": 5000}},
+         "layout.pipeline = 5000: must be at most 1024; nearest that works: 32"),
+        ("gpt2", {"recipe": {"loss": "in-place", "precision": "bf16-sharded"}, "layout": {"shard": 8}},
+         "recipe.loss = 'in-place': is a kernel of Transformer Engine, for recipe.framework = megatron-core only; "
+         "nearest that works: full"),
         ("gpt2", {"recipe": {"precision": "fp8-rowwise", "seq_len": 100, "micro_batch": 2}},
          "recipe.seq_len = 100: 8-bit matmuls need multiples of 16, and a micro-batch has 200 tokens; nearest "
          "that works: 96"),

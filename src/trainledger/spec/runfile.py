@@ -96,10 +96,25 @@ def parse(
         _resolve(networks, parts["cluster"].network, problems)
     if parts["model"] is not None:
         run = Run(**parts)
+        problems = [_followed(problem, run) for problem in problems]
         problems.extend(problem for problem in run_problems(run) if not _speaks_of(problem, reader.guessed))
         if not problems:
             return run
     raise InvalidInput(problems, where)
+
+
+def _followed(problem: Problem, run: Run) -> Problem:
+    """The problem of a number, with the nearest that works beside the other fields too."""
+    section, _, path = problem.field.partition(".")
+    if (
+        section not in SECTIONS
+        or type(problem.nearest) is not int
+        or path not in SECTIONS[section].__dataclass_fields__
+    ):
+        return problem
+    followed = replace(run, **{section: replace(getattr(run, section), **{path: problem.nearest})})
+    others = (other for other in run_problems(followed) if other.field == problem.field)
+    return replace(problem, nearest=next((other.nearest for other in others), problem.nearest))
 
 
 def section_of(name: str, overrides: Overrides) -> Any:

@@ -292,7 +292,7 @@ def _launches(recipe: Recipe) -> Iterator[Problem]:
 def _framework(recipe: Recipe) -> Iterator[Problem]:
     if recipe.loss.kind == "in-place" and recipe.framework != "megatron-core":
         rule = "is a kernel of Transformer Engine, for recipe.framework = megatron-core only"
-        yield Problem("recipe.loss", "in-place", rule, "fused")
+        yield Problem("recipe.loss", "in-place", rule, "full")
     if recipe.gradient_fusion and (recipe.framework != "megatron-core" or not recipe.precision.gradient_buffers):
         rule = "is Transformer Engine's, for recipe.framework = megatron-core and precision.gradient_dtype = fp32 only"
         yield Problem("recipe.gradient_fusion", True, rule, False)
@@ -302,7 +302,7 @@ def _framework(recipe: Recipe) -> Iterator[Problem]:
     if recipe.of_megatron and recipe.loss.kind in ("chunked", "fused"):
         yield Problem("recipe.loss", recipe.loss.kind, "is not available in Megatron-LM (recipe.framework)", "compiled")
     if recipe.of_xla:
-        torchs = {"fused": "chunked", "in-place": "full", "compiled": "full"}
+        torchs = {"fused": "chunked", "compiled": "full"}
         if recipe.loss.kind in torchs:
             rule = "is a loss of PyTorch's programs; XLA compiles the step whole (recipe.framework = jax)"
             yield Problem("recipe.loss", recipe.loss.kind, rule, torchs[recipe.loss.kind])

@@ -161,7 +161,7 @@ def _costs(run: Run, machine: Device, backend: str) -> Costs:
         raise InvalidInput([Problem("cluster.device", run.cluster.device, rule)])
     if run.recipe.offload == "parameters":  # a block of layouts does not know yet what is sharded
         rule = "is not searched over layouts: give one, or search with the optimizer alone on the host"
-        raise InvalidInput([Problem("recipe.offload", "parameters", rule, f"layout.shard={run.cluster.count}")])
+        raise InvalidInput([Problem("recipe.offload", "parameters", rule, "optimizer")])
     clock = Clock(run, machine, fabric, unreachable=float("inf"))
     # Of casts to 8 bits once a step a bound has none: they are of what a rank computes with, not of what it updates.
     one = with_fields(run.recipe, {"micro_batch": 1, "global_batch": 1, "precision.weight_caching": False})
