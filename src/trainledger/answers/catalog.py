@@ -38,7 +38,7 @@ def of_kinds(kinds: Sequence[str]) -> Document:
 def of_one(name: str) -> Document:
     """All that the catalog says of a model, a device or a link; of a device also its ridge points."""
     entry = _entry(name)
-    rows = tuple((key, _errors(value) if key == "errors" else _plain(value)) for key, value in entry.items() if value)
+    rows = tuple((key, _cell(key, value)) for key, value in entry.items() if value)
     peaks = _peaks(name) if name in known.device_names() else None
     copies, found = copies_of(name), host_copies().get(name)
     if found is not None:
@@ -57,6 +57,19 @@ def _entry(name: str) -> dict[str, Any]:
         return known.model_entry(name)
     entry: dict[str, Any] = to_plain(known.device(name) if name in known.device_names() else known.link(name))
     return entry
+
+
+# Two sizes of a device, of which the second may be the larger: GB of a data sheet may be GiB.
+_SIZES = {
+    "memory_nbytes": "by the data sheet, whose GB may be GiB",
+    "usable_nbytes": "the total that PyTorch reports: a run's memory, its CUDA context and vLLM's share are of it",
+}
+
+
+def _cell(key: str, value: Any) -> str:
+    if key == "errors":
+        return _errors(value)
+    return f"{_plain(value)} ({_SIZES[key]})" if key in _SIZES else _plain(value)
 
 
 def _plain(value: object) -> str:

@@ -2,28 +2,34 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from dataclasses import replace
+from math import floor
 from typing import Annotated, Any, Unpack
 
 from trainledger.answers.defaults import assumptions, size_of
 from trainledger.answers.load import Source, names_model, resolve
 from trainledger.answers.machine import device_of, kernels_of
+from trainledger.answers.pages.interval import chance, ends
 from trainledger.answers.pages.plain_data import plain, run_data
-from trainledger.answers.question import count, length, question, share, text
-from trainledger.answers.source import METHOD, OfCluster, also, by_field, with_cluster
+from trainledger.answers.question import count, length, question, question_of, share, text
+from trainledger.answers.source import METHOD, OfCluster, also, by_field, listed, with_cluster
+from trainledger.answers.trainers import read_trainer, run_of_launch
 from trainledger.forecast.plan.post_training import Phase, PostTraining, Rollout, post_training
 from trainledger.report.document import Document, Facts, Table, details, notes, section, sections
 from trainledger.report.table import sentence
+from trainledger.spec.convert.trainers import generating, values_of
 from trainledger.spec.device import Device
 from trainledger.spec.problem import InvalidInput, Problem
 from trainledger.spec.reading import Overrides
 from trainledger.spec.run import Run
-from trainledger.spec.units import counted, format_nbytes, format_percent, format_seconds
+from trainledger.spec.units import ceil_div, counted, format_nbytes, format_percent, format_seconds
 
 _LEARNING_RATE = 1e-6  # of TRL's GRPOConfig
 _MOST_DEVICES = 1024
-_LONGEST = 1024  # tokens of an answer
+_PROMPTS, _MEAN, _LONGEST = 16, 512, 1024  # of a step; tokens of an answer
+_SHARE = 0.3  # of a device, vLLM's in TRL
 
 
 def why_too_large(answer: PostTraining) -> Problem | None:
@@ -31,8 +37,10 @@ def why_too_large(answer: PostTraining) -> Problem | None:
     if answer.fits:
         return None
     rule = f"does not fit: {answer.peak.name} needs {format_nbytes(answer.peak.nbytes)} of a device"
-    fewest = answer.fewest_devices
-    return Problem("memory", None, rule, f"--count {fewest}" if fewest else "a smaller --utilization or --method lora")
+    ways = [f"--utilization {answer.fitting_utilization:g}"] if answer.fitting_utilization else []
+    ways += [f"--count {answer.fewest_devices}"] if answer.fewest_devices else []
+    rule += "" if ways else "; adapters (recipe.lora.rank=16), sharding (layout.shard) or more devices need less"
+    return Problem("memory", None, rule, " or ".join(ways) or None)
 
 
 @question(impossible=why_too_large, plots=False)
@@ -40,10 +48,12 @@ def rl(
     run: Source,
     overrides: Overrides = (),
     *,
-    prompts: Annotated[int, count("prompts of a step")] = 16,
-    group: Annotated[int, count("answers to each prompt; TRL's num_generations")] = 8,
-    prompt: Annotated[int, length("tokens of a prompt")] = 512,
-    completion: Annotated[int, length("mean tokens of an answer")] = 512,
+    prompts: Annotated[int | None, count("prompts of a step", default_text="16")] = None,
+    group: Annotated[int | None, count("answers to each prompt; TRL's num_generations", default_text="8")] = None,
+    prompt: Annotated[int | None, length("tokens of a prompt", default_text="512")] = None,
+    completion: Annotated[
+        int | None, length("mean tokens of an answer", default_text="512, at most the longest")
+    ] = None,
     longest: Annotated[
         int | None,
         length(
@@ -51,7 +61,9 @@ def rl(
             default_text="1,024, or what the model takes after a prompt",
         ),
     ] = None,
-    utilization: Annotated[float, share("of a device's memory for the engine; vLLM's gpu_memory_utilization")] = 0.3,
+    utilization: Annotated[
+        float | None, share("of a device's memory for the engine; vLLM's gpu_memory_utilization", default_text="30%")
+    ] = None,
     engine_tensor: Annotated[
         int | None, count("tensor ranks of an engine", default_text="the fewest that hold a group")
     ] = None,
@@ -72,28 +84,38 @@ def rl(
 
     A model that is named alone is trained in full with FSDP over its devices, blocks recomputed, one sequence at a
     time, and one update of all answers in a step; a run file gives recipe and layout of the update, whose
-    ``recipe.global_batch`` is that of one update. `forecast.plan.post_training` has the method. Raises `InvalidInput`.
+    ``recipe.global_batch`` is that of one update. A launch of TRL's GRPO says both; options come before what it says.
+    `forecast.plan.post_training` has the method. Raises `InvalidInput`.
     """
+    overrides = with_cluster(overrides, **cluster)
+    given = by_field(overrides)
+    trained, said = _of_launch(run, overrides)
+    group = group or said.get("group", 8)
+    prompt = prompt or said.get("prompt", 512)
+    longest = longest or said.get("longest")
+    completion = completion or min(_MEAN, longest or _MEAN)
+    utilization = said.get("utilization", _SHARE) if utilization is None else utilization
     if longest is not None and longest < completion:
         rule = f"is shorter than the mean answer of {completion:,} tokens"
         raise InvalidInput([Problem("longest", longest, rule, completion)])
-    overrides = with_cluster(overrides, **cluster)
-    given = by_field(overrides)
     alone = False
-    if named := names_model(run):
+    if trained is not None:
+        prompts = prompts or ceil_div(trained.recipe.global_batch, group)
+    elif named := names_model(run):
         preset: dict[str, Any] = {
             METHOD: "full",
             "layout.shard": size_of(given.get("cluster.count")),
-            "recipe.global_batch": prompts * group,
+            "recipe.global_batch": (prompts or _PROMPTS) * group,
             "recipe.learning_rate": _LEARNING_RATE,
         }
         preset = {name: value for name, value in preset.items() if name not in given}
         if any(name.startswith("layout") for name in given):
             preset.pop("layout.shard", None)
         overrides, alone = also(overrides, preset), "layout.shard" in preset
-    trained = resolve(run, overrides)
-    if named and METHOD not in given:
-        trained = replace(trained, origin=replace(trained.origin, method=""))
+    if trained is None:
+        trained = resolve(run, overrides)
+        if named and METHOD not in given:
+            trained = replace(trained, origin=replace(trained.origin, method=""))
     most = trained.model.max_seq_len
     if longest is None:
         longest = max(completion, min(_LONGEST, most - prompt))
@@ -102,21 +124,51 @@ def rl(
         raise InvalidInput(
             [Problem("longest", longest, rule, most - prompt if most > prompt else "a shorter --prompt")]
         )
-    if named and "recipe.seq_len" not in given:
+    if (said or names_model(run)) and "recipe.seq_len" not in given:
         trained = replace(trained, recipe=replace(trained.recipe, seq_len=prompt + longest))
     machine = device_of(trained)
     if machine is None:
         rule = "was not measured yet (trainledger measure machine), and its memory is not known"
         raise InvalidInput([Problem("cluster.device", trained.cluster.device, rule, "h100-sxm")])
     rollout = Rollout(
-        prompts=prompts, group=group, prompt=prompt, completion=completion, longest=longest, utilization=utilization,
-        tensor=engine_tensor, devices=generation_devices, sleep=not awake, overlapped=overlapped, reference=reference,
-        critic=critic, packed=packed, parked=parked,
+        prompts=prompts or _PROMPTS, group=group, prompt=prompt, completion=completion, longest=longest,
+        utilization=utilization, tensor=engine_tensor or said.get("engine_tensor"), devices=generation_devices,
+        sleep=not (awake or said.get("awake", False)), overlapped=overlapped,
+        reference=reference or bool(said.get("reference")), critic=critic, packed=packed, parked=parked,
     )  # fmt: skip
     backend = kernels_of(trained)
     answer = post_training(trained, rollout, machine, backend=backend)
     fewest = _fewest(trained, rollout, machine, backend) if alone and not generation_devices else None
-    return replace(answer, fewest_devices=fewest)
+    return replace(answer, fewest_devices=fewest, fitting_utilization=_fitting(answer, machine, backend))
+
+
+def _of_launch(run: Source, overrides: Overrides) -> tuple[Run | None, dict[str, Any]]:
+    """The update of a launch that generates text, and what it says of the options of `rl`; None for any other run."""
+    launch = values_of(os.fsdecode(run)) if isinstance(run, str | os.PathLike) else None
+    launch = None if launch is None else generating(launch)
+    if launch is None:
+        return None, {}
+    named, options, problems = os.fsdecode(run), question_of(rl).options, list[Problem]()  # type: ignore[arg-type]
+    _, read = read_trainer(named, listed(overrides), launch)
+    said = {name: options[name].read(value, problems, name) for name, value in read.rollout.items()}
+    if problems:
+        raise InvalidInput(problems, "the launch line")
+    return run_of_launch(named, listed(overrides), launch), said
+
+
+def _fitting(answer: PostTraining, machine: Device, backend: str) -> float | None:
+    """The largest share of the engine, in percent, with which every phase fits; None where it fits, or none does."""
+    if answer.fits:
+        return None
+    held = max(phase.nbytes - dict(phase.parts)["engine"] for phase in answer.phases if "engine" in dict(phase.parts))
+    share = floor(100 * (1 - held / answer.usable_nbytes)) / 100
+    if not 0 < share < answer.rollout.utilization:
+        return None
+    try:
+        lower = post_training(answer.run, replace(answer.rollout, utilization=share), machine, backend=backend)
+    except InvalidInput:  # no engine is left room
+        return None
+    return share if lower.fits else None
 
 
 def _fewest(run: Run, rollout: Rollout, machine: Device, backend: str) -> int | None:
@@ -149,7 +201,7 @@ def page(answer: PostTraining) -> Document:
         sections=sections(
             section("", Facts(tuple(_facts(answer)))),
             section("", Table("phases", columns, rows, units=("", "seconds", "nbytes", "", ""), align="lrrll")),
-            *details("notes", notes(map(sentence, (*answer.notes, *_assumed(answer))))),
+            *details("notes", notes(map(sentence, (*answer.notes, *answer.run.origin.notes, *_assumed(answer))))),
         ),
         about=(answer.run.model.name,),
         data=lambda: {
@@ -177,8 +229,9 @@ def _parts(phase: Phase) -> str:
 
 def _verdict(answer: PostTraining) -> str:
     fits = "Fits" if answer.fits else "Does NOT fit"
+    likely = "" if answer.chance_of_fitting is None else f" (chance {chance(answer.chance_of_fitting)})"
     usable = f"of {format_nbytes(answer.usable_nbytes)} usable"
-    says = f"{fits}: {answer.peak.name} needs most, {format_nbytes(answer.peak.nbytes)} of a device, {usable}"
+    says = f"{fits}{likely}: {answer.peak.name} needs most, {format_nbytes(answer.peak.nbytes)} of a device, {usable}"
     return f"{says}; a step takes {format_seconds(answer.seconds)}." if answer.seconds is not None else f"{says}."
 
 
@@ -197,5 +250,8 @@ def _facts(answer: PostTraining) -> Iterator[tuple[str, str]]:
     for kind, idle in answer.idle.items():
         if rollout.devices:
             yield "waiting", f"{kind} devices wait for {format_percent(idle)} of a step"
+    if answer.interval is not None:
+        of_peak = f"{format_nbytes(answer.peak.nbytes)} ({ends(answer.interval, format_nbytes)}) in {answer.peak.name}"
+        yield "memory", f"{of_peak}; times have no interval: too few steps of rollouts are published"
     if answer.fewest_devices is not None:
         yield "fewest", f"{counted(answer.fewest_devices, 'device')} of this kind (FSDP over all, powers of two)"

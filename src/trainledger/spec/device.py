@@ -222,8 +222,9 @@ class Device:
     """A device of the catalog, or this machine as its calibration describes it.
 
     Peaks are dense FLOP/s by dtype; what is unknown is absent, never zero and never another device's.
-    ``memory_nbytes`` is the size by its data sheet, ``usable_nbytes`` what its driver leaves to a process (None: not
-    known), as read in ``usable_source``. ``compute_capability`` is NVIDIA's generation number.
+    ``memory_nbytes`` is the size by its data sheet, ``usable_nbytes`` the total that PyTorch reports, of
+    which the CUDA context is a part (None: not known), as read in ``usable_source``. ``compute_capability`` is
+    NVIDIA's generation number.
     ``link_bytes_per_second`` goes one way. ``unverified`` names the numbers that were not read in the source.
     ``basis`` is ``assumed`` for a data sheet and ``measured`` for a calibration. ``multiprocessors`` compute
     tiles of a matmul in parallel. ``efficiency`` is the share of the data sheet that the device reaches; None: not

@@ -14,13 +14,14 @@ from trainledger.forecast.plan.serving import Inference, inference
 from trainledger.forecast.predict.collective import collective_seconds, placement
 from trainledger.forecast.predict.device_memory import memory_of_device
 from trainledger.forecast.predict.forecast import Forecast
+from trainledger.forecast.predict.interval import Interval, chance_of_fitting, of_memory, scaled
 from trainledger.forecast.predict.predict import COMPUTED, forecast
 from trainledger.forecast.predict.roofline import NoRate
 from trainledger.ledger.entry import ON_HOST, Amounts
 from trainledger.ledger.ranks import account_run
 from trainledger.ledger.step import forwards
 from trainledger.report.document import Answer
-from trainledger.spec.device import Device
+from trainledger.spec.device import Device, ErrorModel
 from trainledger.spec.dtypes import nbytes_in
 from trainledger.spec.frozen import frozen
 from trainledger.spec.layout import Layout
@@ -29,6 +30,8 @@ from trainledger.spec.run import Run
 from trainledger.spec.serving import Serving
 from trainledger.spec.units import ceil_div
 
+_AROUND = "CUDA context and libraries"
+_PROFILED = 8192  # tokens of the forward that vLLM profiles, its default max_num_batched_tokens
 ENGINE_FORMAT = "bf16"  # of the engine's weights, and of those of a frozen reference
 
 
@@ -89,7 +92,9 @@ class PostTraining(Answer, report="rl"):
     """A step by phases. ``seconds`` is the step's, ``idle`` the share of it in which devices of a kind wait.
 
     ``concurrent`` sequences are generated at once by each of ``engines``; ``cached_tokens`` is what its cache holds.
-    ``fewest_devices``, where it was sought, is the smallest cluster that holds all phases.
+    ``fewest_devices``, where it was sought, is the smallest cluster that holds all phases, ``fitting_utilization`` the
+    engine's largest share with which they fit. ``chance_of_fitting`` is of the phase that is least likely to,
+    ``interval`` of the bytes of the peak one; the engine's share is set, not predicted, and no part of the errors.
     """
 
     run: Run
@@ -105,7 +110,10 @@ class PostTraining(Answer, report="rl"):
     usable_nbytes: int
     update: Forecast
     notes: tuple[str, ...]
+    chance_of_fitting: float | None = None
+    interval: Interval | None = None
     fewest_devices: int | None = None
+    fitting_utilization: float | None = None
 
     def __repr__(self) -> str:
         return f"PostTraining({self.run.model.name}, {self.peak.name} {self.peak.nbytes} bytes, fits: {self.fits})"
@@ -142,10 +150,12 @@ def post_training(run: Run, rollout: Rollout, machine: Device, *, backend: str) 
     """
     account = account_run(run, backend=backend)
     step = forecast(account, machine)
-    outside = memory_of_device(run, 0, machine).nbytes
+    peak, reserved = account.peak.nbytes, account.heaviest.reserved
+    around = memory_of_device(run, peak, machine, reserved).nbytes - peak
+    outside = memory_of_device(run, 0, machine).nbytes  # what an update's allocator reserved is emptied before others
     resident = dict((account.ranks[0].ledger if account.ranks else account.ledger).resident)
     own = sum(nbytes for name, nbytes in resident.items() if name not in ("batch", *ON_HOST))
-    static = [("training states", own), ("CUDA context and libraries", outside)]
+    static = [("training states", own), (_AROUND, outside)]
     shared = run.layout.shard_ranks * run.layout.tensor * run.layout.pipeline
     whole = nbytes_in(account.parameters.total, ENGINE_FORMAT)
     if rollout.reference and run.recipe.lora is None:  # with adapters it is the model without them
@@ -153,17 +163,16 @@ def post_training(run: Run, rollout: Rollout, machine: Device, *, backend: str) 
     if rollout.critic:
         static.append(("critic's states", own))
     static.append(("answers and their log-probabilities", _answers_nbytes(run, rollout)))
-    share = int(rollout.utilization * (machine.memory_nbytes or 0))
-    engine = _engine(run, rollout, machine, share, outside, backend)
-    cached = (share - outside - engine.weights.nbytes) // engine.token_nbytes
+    share = int(rollout.utilization * (machine.capacity_nbytes or 0))
+    engine, cache_nbytes = _engine(run, rollout, machine, share - outside, backend)
+    cached = cache_nbytes // engine.token_nbytes
     devices = rollout.devices or run.layout.devices
     engines = devices // engine.run.layout.tensor
     concurrent = min(ceil_div(rollout.sequences, engines), cached // (rollout.prompt + rollout.completion))
     generating, awake = ("generation" if rollout.devices else "all"), ("engine", share)
     asleep = [] if rollout.devices or rollout.sleep else [awake]
     forward = forwards(run, backend=backend)
-    peak = account.peak.nbytes
-    training = [*static[1:], *asleep]
+    training = [(_AROUND, around), *static[2:], *asleep]
     updates = max(1, rollout.sequences // run.recipe.global_batch)
     taken = _forward_seconds(step)
     work = rollout.filled if rollout.packed else 1.0
@@ -190,12 +199,27 @@ def post_training(run: Run, rollout: Rollout, machine: Device, *, backend: str) 
     )
     phases += [Phase("update", seconds, (("training step", peak), *training), "training"), refit]
     whole_seconds, idle = _together(phases, rollout)
-    return PostTraining(
+    answer = PostTraining(
         run=run, rollout=rollout, phases=tuple(phases), seconds=whole_seconds, idle=idle, engines=engines,
         tensor=engine.run.layout.tensor, cached_tokens=cached, concurrent=concurrent, updates=updates, update=step,
         usable_nbytes=machine.capacity_nbytes or 0,
         notes=tuple(_notes(run, rollout)),
     )  # fmt: skip
+    return answer if machine.errors is None else _with_chance(answer, machine.errors)
+
+
+def _with_chance(answer: PostTraining, errors: ErrorModel) -> PostTraining:
+    """The answer with its chance to fit and the interval of its peak, from the errors of published peaks."""
+    run, least = answer.run, 1.0
+    for phase in answer.phases:
+        engine = int(dict(phase.parts).get("engine", 0))
+        if (needed := phase.nbytes - engine) > 0:
+            room = max(1, answer.usable_nbytes - engine)
+            least = min(least, chance_of_fitting(run, errors, needed, room))
+    engine = int(dict(answer.peak.parts).get("engine", 0))
+    predicted = scaled(of_memory(run, errors), answer.peak.nbytes - engine)
+    interval = Interval(predicted.low + engine, predicted.high + engine)
+    return replace(answer, chance_of_fitting=least, interval=interval)
 
 
 def _answers_nbytes(run: Run, rollout: Rollout) -> int:
@@ -218,15 +242,24 @@ def _notes(run: Run, rollout: Rollout) -> list[str]:
     return notes + (["the critic is counted as a second model like the policy"] if rollout.critic else [])
 
 
-def _engine(run: Run, rollout: Rollout, machine: Device, share: int, outside: int, backend: str) -> Inference:
-    """The served model on the fewest tensor ranks, powers of two, whose cache holds a group of answers."""
-    wanted = rollout.group * (rollout.prompt + rollout.completion)
+def _engine(run: Run, rollout: Rollout, machine: Device, room: int, backend: str) -> tuple[Inference, int]:
+    """The served model on the fewest tensor ranks, powers of two, whose cache holds a group of answers, and its bytes.
+
+    They are what weights and the activations of a forward leave of the engine's share: vLLM runs that forward first,
+    on an accelerator (`determine_available_memory` of its gpu_worker.py).
+    """
+    one = rollout.prompt + rollout.completion
     available, tensor = rollout.devices or run.layout.devices, rollout.tensor or 1
     while tensor <= available:
         engine = _served(run, rollout, machine, tensor, 1, backend)
-        if rollout.tensor or share - outside - engine.weights.nbytes >= wanted * engine.token_nbytes:
-            if share - outside - engine.weights.nbytes >= engine.token_nbytes * (rollout.prompt + rollout.completion):
-                return engine
+        reading = Serving(phase="prefill", batch=max(1, _PROFILED // rollout.prompt), context=rollout.prompt)
+        cache = room - engine.weights.nbytes
+        if backend != "cpu":
+            read = inference(engine.run, reading, machine, backend=backend, table=False)
+            cache = room - (read.ledger.peak().nbytes - read.cache_nbytes)
+        if rollout.tensor or cache >= rollout.group * one * engine.token_nbytes:
+            if cache >= one * engine.token_nbytes:
+                return engine, cache
             break
         tensor *= 2
     rule = "leaves an engine no room for a group of answers besides its weights, on any number of the devices"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ _WIDENED = {"n_heads": 0, "n_kv_heads": 0, "d_ff": 0, "expert_d_ff": 0, "d_model
 
 _OF_RECIPE = ("lora", "optimizer", "schedule", "precision", "objective")  # sections of ours that are parts of one
 
-__all__ = ["TrainerRun", "from_launch", "from_values", "tables", "values_of"]
+__all__ = ["TrainerRun", "from_launch", "from_values", "generating", "tables", "values_of"]
 
 
 @frozen
@@ -30,7 +31,8 @@ class TrainerRun:
     """A run of a program: the sections of a run file, the model's name, and sentences on the rest.
 
     The model is empty where the file names none; the ``[model]`` section is there where the file has its sizes.
-    ``said_by`` has the file's keys by the fields of a run that they mean, and by ``run.model``.
+    ``said_by`` has the file's keys by the fields of a run that they mean, and by ``run.model``; ``rollout`` is what
+    generates text between steps, by the options of `answers.rl`.
     """
 
     program: str
@@ -39,11 +41,20 @@ class TrainerRun:
     assumed: tuple[str, ...]
     remarks: tuple[str, ...]
     said_by: Mapping[str, str]
+    rollout: Mapping[str, Any]
 
 
 def values_of(named: str) -> Launched | None:
     """The values in a file of a program with a table, or of a launch line; None for any other text."""
     return _values_of(named, tables())
+
+
+def generating(launch: Launched) -> Launched | None:
+    """A launch that generates text between steps, by keys that are read, no longer refused for it; None for others."""
+    table = tables().get(launch.program or "", {"fields": {}})
+    if not any(path.startswith("rollout.") for path in table["fields"].values()):
+        return None
+    return replace(launch, refused="") if launch.refused in table["commands"].values() else launch
 
 
 def from_launch(launch: Launched, *, devices: int | None = None, where: str = "") -> TrainerRun:
@@ -82,6 +93,7 @@ def from_values(
         tuple(assumed),
         tuple(read.remarks()),
         {f"recipe.{path}" if path.partition(".")[0] in _OF_RECIPE else path: key for path, key in read.said_by.items()},
+        read.group("rollout"),
     )
 
 

@@ -141,7 +141,7 @@ def _launches(script: Script, tables: Mapping[str, Mapping[str, Any]], where: st
             if isinstance(found, Mapping):
                 values |= found
             elif found is None and named.endswith(_MAPS[:-1]):
-                refused = refused or f"names {named}, which is no file here"
+                refused = f"names {named}, which is no file here"
         values |= flags
         program = program or foreign_program(values)
         if program in tables:
