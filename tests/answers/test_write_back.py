@@ -73,6 +73,11 @@ torchrun --nproc_per_node 8 pretrain_gpt.py \
 """
 FILES = {
     "axolotl.yml": AXOLOTL, "trl.yaml": TRL, "ds.json": DEEPSPEED, "titan.toml": TITAN, "megatron.sh": MEGATRON,
+    "sequence.sh": MEGATRON.replace("parallel-size 1", "parallel-size 2 --sequence-parallel"),
+    "flash.yml": f"{AXOLOTL}flash_attention: true\n",
+    "adapter.yml": f"{AXOLOTL.partition('fsdp:')[0]}adapter: lora\nlora_r: 8\nload_in_8bit: true\n",
+    "hf.json": """{"output_dir": "out",  "learning_rate": 2e-5,
+      "per_device_train_batch_size": 4, "bf16": true, "max_steps": 100}""",
 }  # fmt: skip
 FULL = {"recompute-granularity": "full", "recompute-method": "uniform", "recompute-num-layers": 1}
 # What is changed, and how the file says it.
@@ -99,6 +104,12 @@ CHANGES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ("megatron.sh", {"recipe.micro_batch": 1, "recipe.activation_checkpointing": "full"},
      {"micro-batch-size": 1, **FULL}),
     ("megatron.sh", {"layout.overlap": ["gradients"]}, {"overlap-grad-reduce": True}),
+    ("sequence.sh", {"layout.sequence_parallel": False, "layout.sequence_gather": "kept"},
+     {"sequence-parallel": False}),
+    ("flash.yml", {"recipe.attention": "sdpa"}, {"flash_attention": False, "sdp_attention": True}),
+    ("adapter.yml", {"recipe.lora.base_format": "nf4"},
+     {"load_in_8bit": False, "load_in_4bit": True, "adapter": "qlora"}),
+    ("hf.json", {"recipe.micro_batch": 2}, {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 2}),
 ]  # fmt: skip
 
 
@@ -107,7 +118,7 @@ def read(folder: Path, name: str, text: str = "") -> Run:
     if name == "launch line":
         return resolve(text or LINE, ["cluster.device=h100-sxm"])
     (folder / name).write_text(text or FILES[name])
-    model = ["model.preset=llama-3-8b"] if name == "ds.json" else []
+    model = ["model.preset=llama-3-8b"] if name.endswith(".json") else []
     return resolve(str(folder / name), [*model, "cluster.device=h100-sxm", "cluster.count=8"])
 
 
@@ -122,8 +133,12 @@ def test_a_copy_with_the_words_of_a_change_is_the_changed_run(
     assert words.says(target)
     written = words.written(target)
     assert (written.edits, written.missing) == (edits, ())
+    assert {line.partition("=")[0] for line in written.changes} & change.keys()
     again = read(tmp_path, name, written.text)
     assert again == written.run
+    assert changed_keys(words, again) == edits.keys()
+    assert all(key in written.lines for key in edits)
+    assert "False" not in written.lines
     assert again != run
     assert again.recipe.tokens_per_step == target.recipe.tokens_per_step
     numbers = [tl.plan(each).forecast for each in (again, target)]
@@ -132,6 +147,54 @@ def test_a_copy_with_the_words_of_a_change_is_the_changed_run(
     for line in (FILES.get(name) or LINE).splitlines():
         if "#" in line:
             assert line.partition("#")[2] in written.text
+
+
+def changed_keys(words: Words, again: Run) -> set[str]:
+    """The keys of a file that its copy has otherwise."""
+    copy = Words.of(again)
+    assert copy is not None
+    values = [{key: value for key, value in some.has.items() if not isinstance(value, dict)} for some in (words, copy)]
+    return {key for key, value in values[1].items() if values[0].get(key) != value} | values[0].keys() - values[1]
+
+
+@pytest.mark.parametrize("packed", ["sample_packing: true", ""])
+def test_the_kernel_of_packed_rows_is_kept(packed: str, tmp_path: Path) -> None:
+    run = read(tmp_path, "flash.yml", f"{FILES['flash.yml']}{packed}\n")
+    words = Words.of(run)
+    assert words is not None
+    assert words.says(changed(run, {"recipe.attention": "sdpa"})) is not bool(packed)
+    rewritten = tl.advise(run).words
+    assert rewritten is not None
+    assert rewritten.edits
+    assert ("flash_attention" in rewritten.edits) is any("recipe.attention=" in line for line in rewritten.changes)
+
+
+def test_what_stands_in_json_stays(tmp_path: Path) -> None:
+    run = read(tmp_path, "hf.json")
+    words = Words.of(run)
+    assert words is not None
+    text = words.written(changed(run, {"recipe.micro_batch": 2})).text
+    grown = FILES["hf.json"].replace('size": 4', 'size": 2')
+    assert text == grown.replace("100}", '100, "gradient_accumulation_steps": 2}')
+    nested = '{\n  "a": {"b": 1e-5, "c": {}},\n  "d": [1]\n}'
+    assert patched(nested, ".json", {"a.b": 2, "a.c.x": True, "e.f": "g"}) == (
+        '{\n  "a": {"b": 2, "c": {"x": true}},\n  "d": [1],\n  "e": {"f": "g"}\n}'
+    )
+
+
+def test_advice_that_a_file_has_no_words_for_is_printed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    none = "gradient_accumulation_steps: 8\nmicro_batch_size: 1\ngradient_checkpointing: true\n"
+    Path("tiny.yml").write_text(f"base_model: gpt2\nsequence_len: 16\nbf16: true\nmax_steps: 1\n{none}")
+    monkeypatch.setattr(Words, "says", lambda words, target: False)
+    monkeypatch.setattr(Words, "edits", lambda words, target: ({}, ("recipe.loss=compiled",)))
+    assert main(["advise", "tiny.yml", "--device", "h100-sxm", "--write", "copy.yml"]) == 2
+    shown = capsys.readouterr()
+    assert "Changes that do not affect the result" in shown.out
+    assert "--write = 'copy.yml': axolotl has no words for a change that helps: recipe.loss=compiled" in shown.err
+    assert not Path("copy.yml").exists()
 
 
 @pytest.mark.parametrize("name", [*FILES, "launch line"])

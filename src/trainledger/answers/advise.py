@@ -20,7 +20,7 @@ from trainledger.answers.pages.plain_data import plain, run_data
 from trainledger.answers.plan import impossible, on_one
 from trainledger.answers.question import Progress, choice, count, question, seconds, share, silent, text
 from trainledger.answers.source import OfCluster, with_cluster
-from trainledger.answers.write_back import To, Words, in_words, words_data, words_section
+from trainledger.answers.write_back import To, Words, in_words, unwritten, words_data, words_section
 from trainledger.forecast.plan.advise import GOALS, Advice, Advised, before_and_after
 from trainledger.forecast.plan.advise import advise as advice_on
 from trainledger.forecast.plan.changes import EFFECTS, RESULT, ROUNDING, SAME
@@ -36,7 +36,7 @@ _SHORT = 3  # changes in the short answer
 _COLOUR_OF = {SAME: COLOURS[0], ROUNDING: COLOURS[2], RESULT: COLOURS[5]}
 
 
-@question()
+@question(impossible=unwritten)
 def advise(
     run: Source,
     overrides: Overrides = (),

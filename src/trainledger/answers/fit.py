@@ -16,7 +16,7 @@ from trainledger.answers.pages.memory import COLOUR_OF
 from trainledger.answers.pages.plain_data import plain, run_data
 from trainledger.answers.question import Progress, choice, question, share, silent, text
 from trainledger.answers.source import OfCluster, with_cluster
-from trainledger.answers.write_back import To, in_words, words_data, words_section
+from trainledger.answers.write_back import To, in_words, unwritten, words_data, words_section
 from trainledger.forecast.plan.fit import QUESTIONS, Fit, Found, Row, divides_batch, what_fits
 from trainledger.forecast.plan.memory_model import MemoryUse
 from trainledger.forecast.predict.device_memory import TENSORS_ALONE
@@ -41,7 +41,7 @@ _COLUMNS = {
 _THINGS = {"sequence": "token", "micro-batch": "sequence", "devices": "device"}
 
 
-@question()
+@question(impossible=unwritten)
 def fit(
     run: Source,
     overrides: Overrides = (),

@@ -17,7 +17,7 @@ from trainledger.answers.pages.interval import chance as written
 from trainledger.answers.pages.plain_data import plain, run_data
 from trainledger.answers.question import Progress, count, question, seconds, share, silent, text
 from trainledger.answers.source import OfCluster, also, with_cluster
-from trainledger.answers.write_back import To, in_words, words_data, words_section
+from trainledger.answers.write_back import To, in_words, unwritten, words_data, words_section
 from trainledger.forecast.plan.layouts.grid import FIELDS, KNOWN, fixed_by, read_fixed
 from trainledger.forecast.plan.layouts.result import AS_QUICK, Gap, Layouts, Rejected, ScoredLayout
 from trainledger.forecast.predict.device_memory import TENSORS_ALONE
@@ -44,7 +44,7 @@ _LEGEND = (
 )
 
 
-@question(impossible=lambda found: found.problem)
+@question(impossible=lambda found: found.problem or unwritten(found))
 def layouts(
     run: Source,
     overrides: Overrides = (),

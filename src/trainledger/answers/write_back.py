@@ -27,7 +27,7 @@ from trainledger.spec.convert.trainers import tables, values_of
 from trainledger.spec.convert.trainers.files import Launched
 from trainledger.spec.durable import content_of
 from trainledger.spec.plain import replace_file
-from trainledger.spec.problem import InvalidInput, Problem
+from trainledger.spec.problem import InvalidInput, Problem, refuse_given
 from trainledger.spec.run import Run
 from trainledger.spec.run_text import as_override
 from trainledger.spec.units import MIB, format_nbytes, format_seconds
@@ -35,6 +35,7 @@ from trainledger.spec.units import MIB, format_nbytes, format_seconds
 To = Annotated[str | None, output("of another trainer's file: write a copy with the change", ".yml")]
 _LAUNCHED = (".sh", ".bash", ".slurm", ".sbatch")
 _KEPT = ("model", "cluster", "data")  # sections that no file is changed for
+_PACKED = ("sample_packing", "packing", "neat_packing", "padding_free", "dynamic_padding_free")
 # Paths of a table of keys that are no fields of a run, by what they are of it.
 _DERIVED: dict[str, Callable[[Run], int]] = {
     "run.accumulation": lambda run: run.grad_accum,
@@ -114,16 +115,35 @@ class Words:
             yield from megatron_tables()["write"]["words"]
             return
         table = tables()[self.program]
+        write, kept = table["write"], self._kept
         words = [(key, word, meaning) for key, each in table["words"].items() for word, meaning in each.items()]
-        for key, word, meaning in sorted(words, key=lambda item: "note" in item[2]):
-            if "refuse" in meaning or word == "*" or (key in table["write"].get("old", ()) and key not in self.has):
+        for key, word, meaning in sorted(words, key=lambda item: "note" in item[2] or not item[2]):
+            old = key in write.get("old", ()) and key not in self.has
+            if "refuse" in meaning or word == "*" or old or key in kept:
                 continue
             number = word.isdecimal() and not isinstance(self.has.get(key, table["defaults"].get(key)), str)
             value: Any = {"true": True, "false": False}.get(word, int(word) if number else word)
-            written = table["write"].get(f"{key} {word}", {key: value})
+            written = write.get(f"{key} {word}", {key: value})
+            off = dict.fromkeys(self._contrary(key, meaning), False)
             for edits in written if isinstance(written, list) else [written]:
-                longer = [key for key in edits if key in table["write"].get("lists", ())]
-                yield edits | {key: self._longer(key, edits[key]) for key in longer}
+                longer = [key for key in edits if key in write.get("lists", ())]
+                yield off | edits | {key: self._longer(key, edits[key]) for key in longer}
+
+    def _contrary(self, key: str, meaning: Mapping[str, Any]) -> Iterator[str]:
+        """Other keys that the file has switched on and that say otherwise, such as another kernel of attention."""
+        words = tables()[self.program]["words"]
+        for other in (name for name, value in self.has.items() if value is True and name != key):
+            means = words.get(other, {}).get("true", {})
+            if any(path in meaning and meaning[path] != said for path, said in means.items() if path != "note"):
+                yield other
+
+    @cached_property
+    def _kept(self) -> set[str]:
+        """Keys of the kernel of attention, where rows are packed: another kernel may mix their documents."""
+        table = tables()[self.program]
+        if not any(self.has.get(key) is True for key in _PACKED):
+            return set()
+        return {key for key, words in table["words"].items() if any("recipe.attention" in w for w in words.values())}
 
     def _longer(self, key: str, words: list[Any]) -> list[Any]:
         """The words that the file has in a list, and further ones."""
@@ -162,7 +182,7 @@ class Words:
                     rest = _changes(_fields(self.read(tried)), wanted)
                 except InvalidInput:
                     continue
-                if len(rest) < len(left if found is None else found[1]):
+                if rest.keys() <= left.keys() and len(rest) < len(left if found is None else found[1]):
                     found = tried, rest
             if found is None:
                 break
@@ -177,7 +197,9 @@ class Words:
         """The file with the words of a change; of what it has no words for it keeps its own."""
         edits, missing = self.edits(target)
         text = patched(self.named if self.is_line else content_of(Path(self.named), MIB), self.suffix, edits)
-        return Rewritten(self.named, self.program, self.suffix, edits, missing, text, self.read(edits))
+        run = self.read(edits)
+        changes = tuple(as_override(path, value) for path, value in _changes(self.before, _fields(run)).items())
+        return Rewritten(self.named, self.program, self.suffix, edits, changes, missing, text, run)
 
     def says(self, target: Run) -> bool:
         """Whether the file has words for all that a target changes."""
@@ -190,28 +212,32 @@ class Words:
 def in_words(run: Run, targets: Iterable[Run], write: str | None = None) -> Rewritten | None:
     """The file of a run with the first target that it has words for in full, else with what it has of the first.
 
-    None where the run is of no file whose words are written. The text is kept in the file ``write``. Raises
-    `InvalidInput` where there is nothing to keep.
+    None where the run is of no file whose words are written, or without targets where nothing is to be written. The
+    text is kept in the file ``write``; what cannot be is `unwritten`. Raises `InvalidInput` for a run of no such file.
     """
     words, targets = Words.of(run), list(targets)
-    rewritten = None
-    if words is not None and targets:
-        whole = next((target for target in targets if words.says(target)), None)
-        rewritten = words.written(targets[0] if whole is None else whole)
-        if whole is None and not _helps(rewritten.run, words.own):  # half of a layout is none
-            rewritten = replace(rewritten, edits={}, text="", run=words.own)
-    if write is None:
-        return rewritten
     if words is None:
         rule = "is of a run in a file or launch line of another trainer, such as axolotl, TRL or torchtitan"
-        raise InvalidInput([Problem("--write", write, rule)])
-    if rewritten is None or not rewritten.edits:
-        missing = f": {', '.join(rewritten.missing)}" if rewritten else ""
-        raise InvalidInput(
-            [Problem("--write", write, f"{words.program} has no words for a change that helps{missing}")]
-        )
-    replace_file(write, rewritten.text.encode())
-    return rewritten
+        refuse_given([("--write", write, rule, None)])
+        return None
+    if not targets and write is None:
+        return None
+    whole = next((target for target in targets if words.says(target)), None)
+    rewritten = words.written(whole or [*targets, words.own][0])
+    if whole is None and not _helps(rewritten.run, words.own):  # half of a layout is none
+        rewritten = replace(rewritten, edits={}, text="", run=words.own)
+    if write is not None and rewritten.edits:
+        replace_file(write, rewritten.text.encode())
+    return replace(rewritten, unwritten="" if write is None or rewritten.edits else write)
+
+
+def unwritten(answer: Any) -> Problem | None:
+    """Why an answer did not write the file that was asked for; None where it did, or none was."""
+    words: Rewritten | None = answer.words
+    if words is None or not words.unwritten:
+        return None
+    missing = f": {', '.join(words.missing)}" if words.missing else ""
+    return Problem("--write", words.unwritten, f"{words.program} has no words for a change that helps{missing}")
 
 
 def _helps(after: Run, before: Run) -> bool:
@@ -232,14 +258,15 @@ def words_section(rewritten: Rewritten | None) -> Section | None:
     needs = [] if forecast.device_nbytes is None else [f"{format_nbytes(forecast.device_nbytes)} on the peak rank"]
     needs += [] if forecast.step_seconds is None else [f"{format_seconds(forecast.step_seconds)} a step"]
     fitting = [] if forecast.fits is None else [fits(forecast.fits, forecast.chance_of_fitting)]
-    return section(f"{title}: {', '.join([*fitting, *needs])}", Code(rewritten.lines), none)
+    changed = f"What changes: {', '.join(rewritten.changes)}."
+    return section(f"{title}: {', '.join([*fitting, *needs])}", Code(rewritten.lines), changed, none)
 
 
 def words_data(rewritten: Rewritten | None) -> dict[str, Any]:
     """The change in the file's words, for programs; empty where there is no file."""
     if rewritten is None:
         return {}
-    return {"words": {**named(rewritten, "named program edits missing text"), "run": run_data(rewritten.run)}}
+    return {"words": {**named(rewritten, "named program edits changes missing text"), "run": run_data(rewritten.run)}}
 
 
 def _meant(path: str, fields: Mapping[str, Any], run: Run) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from trainledger.spec.frozen import frozen
@@ -18,23 +18,27 @@ Edits = dict[str, Any]
 class Rewritten:
     """A file of another trainer with a change: its ``edits`` by key, its text, and the run that it now is.
 
-    ``missing`` are fields of the change that the file has no words for; ``suffix`` is as in `patched`.
+    ``changes`` are the fields that the edits change, and ``missing`` those of the change that the file has no words
+    for, as ``--set`` takes them; ``suffix`` is as in `patched`. ``unwritten`` is a copy that was asked for, in vain.
     """
 
     named: str
     program: str
     suffix: str
     edits: Edits
+    changes: tuple[str, ...]
     missing: tuple[str, ...]
     text: str
     run: Run
+    unwritten: str = ""
 
     @property
     def lines(self) -> str:
         """The keys and their values as the file has them, a line each."""
         if not self.suffix:
             return "\n".join(
-                f"--{key}" if value is True else f"--{key} {_word(value)}" for key, value in self.edits.items()
+                f"{'# without ' * (value is False)}--{key}" + ("" if isinstance(value, bool) else f" {_word(value)}")
+                for key, value in self.edits.items()
             )
         between = " = " if self.suffix == ".toml" else ": "
         write = _in_line if self.suffix in (".yml", ".yaml") else _plain
@@ -59,24 +63,40 @@ def patched(text: str, suffix: str, edits: Mapping[str, Any]) -> str:
     >>> patched("run.py --a 1 --b 2", "", {"a": 4, "c": True})
     'run.py --c --a 4 --b 2'
     """
-    if suffix == ".json":
-        return _in_json(text, edits)
-    change = {".yaml": _in_yaml, ".yml": _in_yaml, ".toml": _in_toml}.get(suffix, _in_flags)
+    by_suffix = {".yaml": _in_yaml, ".yml": _in_yaml, ".toml": _in_toml, ".json": _in_json}
+    change = by_suffix.get(suffix, _in_flags)
     for key, value in edits.items():
-        text = change(text if text.endswith("\n") or change is _in_flags else f"{text}\n", key, value)
+        text = change(text if text.endswith("\n") or change in (_in_flags, _in_json) else f"{text}\n", key, value)
     return text
 
 
-def _in_json(text: str, edits: Mapping[str, Any]) -> str:
-    whole = json.loads(text)
-    for key, value in edits.items():
-        *parts, last = key.split(".")
-        part = whole
-        for name in parts:
-            part = part.setdefault(name, {})
-        part[last] = value
-    indent = re.search(r"\n(\s+)", text)
-    return json.dumps(whole, indent=indent[1] if indent else 4) + "\n"
+def _in_json(text: str, key: str, value: Any) -> str:
+    """One key of nested maps; a new one comes after the last of its map, on a line of its own where that has one."""
+    begin, parts = text.index("{"), key.split(".")
+    for depth, name in enumerate(parts):
+        members = list(_members(text, begin))
+        place = next(((start, end) for known, start, end in members if known == name), None)
+        if place is None or text[place[0]] != "{" or depth == len(parts) - 1:
+            break
+        begin = place[0]
+    for inner in reversed(parts[depth + 1 :]):
+        value = {inner: value}
+    if place is not None:
+        return f"{text[: place[0]]}{json.dumps(value)}{text[place[1] :]}"
+    end = members[-1][2] if members else begin + 1
+    space = text[begin + 1 : text.index('"', begin)] if members else ""
+    before = f",{space or ' '}" if members else ""
+    return f"{text[:end]}{before}{json.dumps(name)}: {json.dumps(value)}{text[end:]}"
+
+
+def _members(text: str, begin: int) -> Iterator[tuple[str, int, int]]:
+    """The keys of the map that begins at a place of JSON, and where the value of each begins and ends."""
+    decode, at = json.JSONDecoder().raw_decode, begin + 1
+    while name := re.compile(r'[\s,]*"').match(text, at):
+        key, at = decode(text, name.end() - 1)
+        start = next(place for place in range(text.index(":", at) + 1, len(text)) if not text[place].isspace())
+        _, at = decode(text, start)
+        yield key, start, at
 
 
 def _in_yaml(text: str, key: str, value: Any) -> str:
