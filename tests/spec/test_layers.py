@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainledger.spec.layers import LayerKind, angles_of, kind_of, local_angles, rotary_modules, segments
+from trainledger.spec.layers import LayerKind, angles_of, kind_of, rotary_modules, segments
 from trainledger.spec.model import ModelSpec
 from trainledger.spec.parts import from_fields
 from trainledger.spec.rules.model import model_problems
@@ -119,6 +119,6 @@ def test_local_layers_turn_by_their_own_base_and_are_not_stretched() -> None:
             **SIZES,
         },
     )
-    local = local_angles(spec)
+    local = rotary_modules(spec)["rotary_local"]
     assert (local.rope.theta, local.rope.scaling) == (1e4, None)
     assert not list(model_problems(local))

@@ -129,7 +129,8 @@ def shared_nbytes(run: Run) -> int:
     """
     spec, recipe = run.model, run.recipe
     low = recipe.precision.low
-    angles = 2 * 2 * recipe.seq_len * (spec.rotary_size // 2) * len(rotary_modules(spec)) if low else 0
+    pairs = sum(own.rotary_size // 2 for own in rotary_modules(spec).values())
+    angles = 2 * 2 * recipe.seq_len * pairs if low else 0
     per_mask = (spec.attention.n_heads if spec.positions.kind == "alibi" else 1) * recipe.seq_len**2 * (2 if low else 4)
     needed = (
         recipe.attention == "math"

@@ -128,7 +128,8 @@ def heads(random: Random, kernel: str) -> Case:
     n_heads, positions = choice((1, 2, 3, 4, 6)), choice(("rope", "rope", "learned", "alibi", "none"))
     turned = ("turned",) if positions == "rope" else ()
     qk_norm, window = choice((None, "head", "width", *turned)), choice((None, 1, 2, 5, 16))
-    odd = (1, 3, 5) if qk_norm is None else (3, 5)  # of a width of one torch leaves out sums that have nothing to sum
+    value_norm = choice((True, False))
+    odd = (1, 3, 5) if qk_norm is None and not value_norm else (3, 5)  # of a width of one torch leaves out sums that have nothing to sum
     width = choice((2, 4, 6, 16) if positions == "rope" else (*odd, 16))
     fields: Case = {
         "attention.n_heads": n_heads, "attention.head_dim": width, "positions": positions,
@@ -141,13 +142,23 @@ def heads(random: Random, kernel: str) -> Case:
             "positions.dim": choice([None, *range(2, width + 1, 2)]), "positions.interleaved": choice((True, False)),
             "positions.skip_every": choice((None, None, 1, 2)),
         }  # fmt: skip
-        scaling = choice((None, "llama3", "linear", "yarn"))
-        if scaling is not None:
+        scaling = choice((None, "llama3", "linear", "yarn", "proportional"))
+        if scaling == "proportional":
+            fields |= {"positions.scaling": scaling, "positions.scaling.turned": 0.5}
+        elif scaling is not None:
             fields |= {"positions.scaling": scaling, "positions.scaling.factor": 4.0}
     if window is not None:
         fields |= {"attention.global_every": choice((None, 2, 3)), "attention.chunked": choice((True, False))}
         if positions == "rope":
             fields["positions.local_theta"] = choice((None, 500.0))
+    values = choice(("own", "own", "keys", "narrow"))
+    fields |= {"attention.value_norm": value_norm, "attention.value_scale": choice((1.0, 0.7))}
+    fields |= {"attention.keys_as_values": values == "keys", "attention.v_head_dim": 3 if values == "narrow" else None}
+    if window is not None and fields.get("positions.local_theta", "any") is not None and choice((True, False)):
+        others = {"n_kv_heads": n_heads, "head_dim": choice((None, 18)), "keys_as_values": values != "narrow" or None}
+        fields |= {f"attention.in_global.{name}": value for name, value in others.items()}
+        if positions == "rope":
+            fields["positions.local_dim"] = choice((None, 2))
     if kernel == "math":
         fields |= {"attention.sinks": choice((True, False)), "attention.softcap": choice((None, 20.0))}
     return fields

@@ -37,6 +37,17 @@ QK_NORMS = ("head", "width", "turned")
 
 
 @frozen(kw_only=True)
+class GlobalHeads:
+    """The heads of global layers where those of local ones are others (Gemma 4, MiMo-V2, Step 3.5)."""
+
+    n_heads: int | None = setting("query heads; absent = as in local layers", None, at_least=1, at_most=10**6)
+    n_kv_heads: int | None = setting("key-value heads; absent = as in local layers", None, at_least=1, at_most=10**6)
+    head_dim: int | None = setting("head size; absent = as in local layers", None, at_least=1, at_most=10**6)
+    keys_as_values: bool | None = setting("as attention.keys_as_values; absent = as in local layers", None)
+    sinks: bool | None = setting("as attention.sinks; absent = as in local layers", None)
+
+
+@frozen(kw_only=True)
 class MultiHead:
     """Query heads, and as many key-value heads or fewer (Ainslie et al. 2023, GQA, arXiv 2305.13245)."""
 
@@ -45,6 +56,10 @@ class MultiHead:
     n_heads: int = setting("query heads", at_least=1, at_most=10**6)
     n_kv_heads: int | None = setting("key-value heads; absent = n_heads (multi-head)", None, at_least=1, at_most=10**6)
     head_dim: int | None = setting("head size; absent = d_model / n_heads", None, at_least=1, at_most=10**6)
+    v_head_dim: int | None = setting("width of a value head; absent = head size", None, at_least=1, at_most=10**6)
+    keys_as_values: bool = setting("values are the keys before norm and positions, without a projection", False)
+    value_norm: bool = setting("values are normed over each head, without a weight (Gemma 4)", False)
+    value_scale: float = setting("factor of the values (MiMo-V2)", 1.0, above=0)
     bias: bool = setting("biases in the query, key and value projections", False)
     output_bias: bool | None = setting("a bias in the output projection; absent = as bias", None)
     qk_norm: str | None = setting(
@@ -63,6 +78,11 @@ class MultiHead:
     chunked: bool = setting("a local layer sees its chunk of window tokens, not the last window tokens", False)
     global_every: int | None = setting(
         "with a window: every n-th layer is global; absent = none is", None, at_least=2, at_most=10**5
+    )
+    in_global: GlobalHeads | None = part(
+        "heads of global layers that are others than those of local ones; absent = they are the same",
+        GlobalHeads,
+        default=None,
     )
 
     @property
@@ -100,6 +120,10 @@ class Latent:
     n_kv_heads: ClassVar[None] = None
     head_dim: ClassVar[None] = None
     qk_norm: ClassVar[None] = None
+    keys_as_values: ClassVar[bool] = False
+    value_norm: ClassVar[bool] = False
+    value_scale: ClassVar[float] = 1.0
+    in_global: ClassVar[None] = None
     gated: ClassVar[bool] = False
     softcap: ClassVar[None] = None
     sinks: ClassVar[bool] = False
@@ -171,6 +195,16 @@ class LongRope:
 
 
 @frozen(kw_only=True)
+class Proportional:
+    """The shortest waves turn, the other pairs do not (Gemma 4)."""
+
+    kind: ClassVar[str] = "proportional"
+
+    factor: float = setting("factor by which rotary wavelengths are stretched", 1.0, at_least=1)
+    turned: float = setting("share of the pairs that turn", 1.0, above=0, at_most=1)
+
+
+@frozen(kw_only=True)
 class Rope:
     """Rotary positions (Su et al. 2021, RoFormer, arXiv 2104.09864)."""
 
@@ -181,16 +215,20 @@ class Rope:
         "base of the rotary frequencies in local layers, without scaling; absent = as in all layers", None, above=0
     )
     dim: int | None = setting("leading dims of a head that rotate; absent = all", None, at_least=2, at_most=10**6)
+    local_dim: int | None = setting(
+        "leading dims of a head that rotate in local layers; absent = as in all layers", None, at_least=2, at_most=10**6
+    )
     interleaved: bool = setting("pairs are neighbouring dims instead of dims of the two halves", False)
     skip_every: int | None = setting(
         "every n-th layer has no positions; absent = all have", None, at_least=1, at_most=10**5
     )
-    scaling: Llama3 | Linear | Yarn | LongRope | None = part(
+    scaling: Llama3 | Linear | Yarn | LongRope | Proportional | None = part(
         "how rotary wavelengths are stretched for longer sequences; absent = not",
         Llama3,
         Linear,
         Yarn,
         LongRope,
+        Proportional,
         default=None,
     )
 

@@ -13,6 +13,7 @@ from itertools import pairwise
 from math import isqrt, lcm
 from typing import Any
 
+from trainledger.spec.block import MultiHead
 from trainledger.spec.frozen import frozen
 from trainledger.spec.model import ModelSpec
 from trainledger.spec.problem import InvalidInput, Problem
@@ -43,7 +44,7 @@ class LayerKind:
 
 # The letters of `ModelSpec.layers`: which layers attend, mix and feed. Those of one branch are NVIDIA's (Nemotron-H).
 LONGEST_REPEATED = 12  # layers of a pattern that is looked for
-ATTENDS, MIXES, FEEDS = frozenset("AB*"), frozenset("RBM"), frozenset("ARB-E")
+ATTENDS, MIXES, FEEDS = frozenset("AGB*"), frozenset("RBM"), frozenset("AGRB-E")
 
 
 @frozen
@@ -57,15 +58,15 @@ class Segment:
 def kind_of(spec: ModelSpec, layer: int) -> LayerKind:
     """The kind of the layer with this number, counted from 0."""
     number, heads, mixture = layer + 1, spec.attention, spec.experts
-    seen_whole = heads.global_every is not None and number % heads.global_every == 0
     skipped = spec.rope is not None and spec.rope.skip_every and number % spec.rope.skip_every == 0
     sparse = mixture is not None and layer >= mixture.n_dense_layers and number % mixture.every == 0
     letter = "A" if spec.layers is None else spec.layers[layer % len(spec.layers)]
+    seen_whole = letter == "G" or (heads.global_every is not None and number % heads.global_every == 0)
     attends, part = letter in ATTENDS, spec.indexer
     return LayerKind(
         window=heads.window if attends and not seen_whole else None,
         rotary=attends and spec.rope is not None and not skipped,
-        experts=sparse if letter in "ARB" else letter == "E",
+        experts=sparse if letter in "AGRB" else letter == "E",
         attends=attends,
         mixes=letter in MIXES,
         feeds=letter in FEEDS,
@@ -80,10 +81,10 @@ def angles_of(spec: ModelSpec, kind: LayerKind) -> str | None:
     return "rotary_local" if kind.window is not None and spec.rope and spec.rope.local_theta else "rotary"
 
 
-def rotary_modules(spec: ModelSpec) -> tuple[str, ...]:
-    """The rotary modules of a model."""
-    names = {angles_of(spec, kind) for segment in segments(spec) for kind in segment.kinds}
-    return tuple(name for name in ("rotary", "rotary_local") if name in names)
+def rotary_modules(spec: ModelSpec) -> dict[str, ModelSpec]:
+    """The rotary modules of a model, each with a spec of its layers."""
+    specs = {angles_of(spec, kind): spec_of(spec, kind) for segment in segments(spec) for kind in segment.kinds}
+    return {name: specs[name] for name in ("rotary", "rotary_local") if name in specs}
 
 
 def windows_of(spec: ModelSpec) -> tuple[int | None, ...]:
@@ -92,11 +93,17 @@ def windows_of(spec: ModelSpec) -> tuple[int | None, ...]:
     return tuple(dict.fromkeys(kind.window for kind in kinds if kind.attends))
 
 
-def local_angles(spec: ModelSpec) -> ModelSpec:
-    """The spec with the rotary angles of local layers: their own base, without scaling."""
-    assert spec.rope is not None
-    assert spec.rope.local_theta is not None
-    return replace(spec, positions=replace(spec.rope, theta=spec.rope.local_theta, local_theta=None, scaling=None))
+def spec_of(spec: ModelSpec, kind: LayerKind) -> ModelSpec:
+    """The spec with the heads of layers of a kind, and of local ones their rotary angles: own base, no scaling."""
+    heads, rope = spec.attention, spec.rope
+    if isinstance(heads, MultiHead) and heads.in_global is not None and kind.attends and kind.window is None:
+        own = {name: value for name, value in vars(heads.in_global).items() if value is not None}
+        return replace(spec, attention=replace(heads, in_global=None, **own))
+    if rope is None or rope.local_theta is None or kind.window is None:
+        return spec
+    dim = rope.dim if rope.local_dim is None else rope.local_dim
+    angles = replace(rope, theta=rope.local_theta, dim=dim, local_theta=None, local_dim=None, scaling=None)
+    return replace(spec, positions=angles)
 
 
 def mtp_kind(spec: ModelSpec) -> LayerKind:

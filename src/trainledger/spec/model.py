@@ -83,7 +83,7 @@ class ModelSpec:
     )
     layers: str | None = setting(
         "the layers in order, a letter each, repeated: A = attention and MLP, R = mixer and MLP, B = both side by side "
-        "and MLP; with one branch: * = attention, M = mixer, - = MLP, E = experts; absent = A for all",
+        "and MLP, G = A where attention is global; with one branch: * = attention, M = mixer, - = MLP, E = experts; absent = A for all",
         None,
     )
 
@@ -155,7 +155,7 @@ class ModelSpec:
     @property
     def value_size(self) -> int:
         """Width of a value head."""
-        return self.attention.v_head_dim if isinstance(self.attention, Latent) else self.head_size
+        return self.head_size if self.attention.v_head_dim is None else self.attention.v_head_dim
 
     @property
     def rotary_size(self) -> int:

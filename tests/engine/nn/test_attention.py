@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from trainledger.engine.nn.attention import Attention, LatentAttention
 from trainledger.engine.nn.positions import Masks, Rotary, frequencies, slopes
 from trainledger.engine.nn.transformer import Transformer
-from trainledger.spec.layers import LayerKind, angles_of, kind_of, local_angles
+from trainledger.spec.layers import LayerKind, angles_of, kind_of, rotary_modules
 from trainledger.spec.model import ModelSpec
 from trainledger.spec.parts import from_fields, with_fields
 from trainledger.spec.problem import InvalidInput
@@ -107,7 +107,7 @@ def run(module: torch.nn.Module, spec: ModelSpec, kind: LayerKind, how: str, x: 
     name = angles_of(spec, kind)
     angles = None
     if name is not None:
-        angles = Rotary(local_angles(spec) if name == "rotary_local" else spec).double()(n_tokens, torch.float64)
+        angles = Rotary(rotary_modules(spec)[name]).double()(n_tokens, torch.float64)
     mask = Masks(spec, how, 0.0)(n_tokens, torch.float64, x.device)[kind.window]
     y: torch.Tensor = module(x, (angles, mask))
     return y

@@ -22,7 +22,7 @@ from trainledger.engine.nn.checkpointing import again
 from trainledger.engine.nn.norm import RMSNorm, norm_of, widened
 from trainledger.engine.nn.positions import Angles, rotate
 from trainledger.engine.nn.sparse import Choice, Indexer, attend_to_chosen
-from trainledger.spec.layers import LayerKind
+from trainledger.spec.layers import LayerKind, spec_of
 from trainledger.spec.model import ModelSpec
 from trainledger.spec.problem import InvalidInput, Problem
 
@@ -218,7 +218,9 @@ class Attention(nn.Module):
 
     def __init__(self, spec: ModelSpec, kind: LayerKind, implementation: str, dropout: float = 0.0) -> None:
         super().__init__()
-        D, K = spec.d_model, spec.head_size
+        spec = spec_of(spec, kind)
+        D, K, W = spec.d_model, spec.head_size, spec.value_size
+        self.value_size, self.value_norm, self.value_scale = W, spec.attention.value_norm, spec.attention.value_scale
         self.head_size, self.qk_norm, self.gated = K, spec.attention.qk_norm, spec.attention.gated
         self.interleaved = spec.rope is not None and spec.rope.interleaved
         self.dropout = dropout
@@ -229,8 +231,9 @@ class Attention(nn.Module):
         self.sinks = nn.Parameter(torch.zeros(spec.attention.n_heads)) if spec.attention.sinks else None
         self.q_proj = nn.Linear(D, spec.attention.n_heads * K * (2 if self.gated else 1), bias=spec.attention.bias)
         self.k_proj = nn.Linear(D, spec.kv_heads * K, bias=spec.attention.bias)
-        self.v_proj = nn.Linear(D, spec.kv_heads * K, bias=spec.attention.bias)
-        self.o_proj = nn.Linear(spec.attention.n_heads * K, D, bias=spec.output_bias)
+        own = not spec.attention.keys_as_values
+        self.v_proj = nn.Linear(D, spec.kv_heads * W, bias=spec.attention.bias) if own else None
+        self.o_proj = nn.Linear(spec.attention.n_heads * W, D, bias=spec.output_bias)
         wide, normed = spec.attention.qk_norm == "width", spec.attention.qk_norm in ("head", "width")
         self.q_norm = norm_of(spec, spec.attention.n_heads * K if wide else K) if normed else None
         self.k_norm = norm_of(spec, spec.kv_heads * K if wide else K) if normed else None
@@ -247,8 +250,15 @@ class Attention(nn.Module):
             q_BTC = q_BTHK if self.q_norm is None or self.qk_norm == "head" else q_BTHK.flatten(-2)
         q_BTHK = self._heads(q_BTC, self.q_norm)
         del q_BTC
-        k_BTGK = self._heads(self.k_proj(x_BTD), self.k_norm)
-        v_BTGK = heads(self.v_proj(x_BTD), self.head_size)
+        k_BTC = self.k_proj(x_BTD)
+        kept_BTC = [k_BTC] if self.v_proj is None else []
+        k_BTGK = self._heads(k_BTC, self.k_norm)
+        del k_BTC
+        v_BTGW = heads(kept_BTC.pop() if self.v_proj is None else self.v_proj(x_BTD), self.value_size)
+        if self.value_norm:
+            v_BTGW = F.rms_norm(widened(v_BTGW), (self.value_size,), eps=self.eps).type_as(v_BTGW)
+        if self.value_scale != 1:
+            v_BTGW = v_BTGW * self.value_scale
         if angles is not None:
             q_BTHK = rotate(q_BTHK, angles, interleaved=self.interleaved)
             k_BTGK = rotate(k_BTGK, angles, interleaved=self.interleaved)
@@ -256,9 +266,9 @@ class Attention(nn.Module):
                 q_BTHK = F.rms_norm(widened(q_BTHK), (self.head_size,), eps=self.eps).type_as(q_BTHK)
                 k_BTGK = F.rms_norm(widened(k_BTGK), (self.head_size,), eps=self.eps).type_as(k_BTGK)
         if self.cache is not None:
-            k_BTGK, v_BTGK = self.cache.remember(k_BTGK, v_BTGK)
+            k_BTGK, v_BTGW = self.cache.remember(k_BTGK, v_BTGW)
         scores = self.scores_in_training if self.training else self.scores
-        y_BTC = self.attend(q_BTHK, k_BTGK, v_BTGK, mask, scores, self.sinks)
+        y_BTC = self.attend(q_BTHK, k_BTGK, v_BTGW, mask, scores, self.sinks)
         if gate_BTHK is not None:
             y_BTC = y_BTC * gate_BTHK.sigmoid().flatten(-2)
             del gate_BTHK

@@ -11,7 +11,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from trainledger.spec.block import Linear, Llama3, LongRope, Yarn
+from trainledger.spec.block import Linear, Llama3, LongRope, Proportional, Yarn
 from trainledger.spec.layers import windows_of
 from trainledger.spec.model import ModelSpec
 from trainledger.spec.problem import InvalidInput, Problem
@@ -63,6 +63,9 @@ def frequencies(spec: ModelSpec) -> Tensor:
             raise InvalidInput([Problem("model.positions.scaling", "longrope", f"{rule}built")])
         case Linear():
             return frequency_J / scaling.factor
+        case Proportional():
+            turned = int(scaling.turned * spec.rotary_size // 2)
+            return frequency_J * (pair_J < 2 * turned) / scaling.factor
         case Yarn():
             kept_J = _kept_by_yarn(scaling, spec.rope.theta, spec.rotary_size)
         case Llama3():

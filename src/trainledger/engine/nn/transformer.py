@@ -23,7 +23,7 @@ from trainledger.engine.nn.norm import compute_dtype, norm_of
 from trainledger.engine.nn.positions import Angles, Masks, Rotary
 from trainledger.engine.nn.sparse import Choice
 from trainledger.spec.block import Learned
-from trainledger.spec.layers import LayerKind, angles_of, kind_of, local_angles, mtp_kind, rotary_modules
+from trainledger.spec.layers import LayerKind, angles_of, kind_of, mtp_kind, rotary_modules
 from trainledger.spec.model import ModelSpec
 from trainledger.spec.recipe import Recipe
 from trainledger.spec.savings import ChunkedLoss
@@ -247,8 +247,8 @@ class Transformer(nn.Module):
             self.unused_rows = spec.positions.extra_rows
             self.embed_positions = nn.Embedding(spec.max_seq_len + self.unused_rows, spec.d_model)
         self.embed_norm = norm_of(spec) if spec.embedding_norm else None
-        self.rotary = Rotary(spec) if "rotary" in angles else None
-        self.rotary_local = Rotary(local_angles(spec)) if "rotary_local" in angles else None
+        self.rotary = Rotary(angles["rotary"]) if "rotary" in angles else None
+        self.rotary_local = Rotary(angles["rotary_local"]) if "rotary_local" in angles else None
         attention = usual(spec) if attention is None else attention
         self.masks = Masks(spec, attention, attention_dropout, documents=documents)
         self.dropout = Dropout(dropout)

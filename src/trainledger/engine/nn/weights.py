@@ -19,7 +19,7 @@ from trainledger.engine.nn.positions import Masks, Rotary
 from trainledger.engine.nn.transformer import Transformer
 from trainledger.spec.durable import held as holding
 from trainledger.spec.durable import is_full, parse_json, sync
-from trainledger.spec.layers import local_angles
+from trainledger.spec.layers import rotary_modules
 from trainledger.spec.model import ModelSpec
 from trainledger.spec.problem import InvalidInput, Problem, shown
 from trainledger.spec.runfile import parse, read_table, resolved
@@ -151,10 +151,8 @@ def assemble(spec: ModelSpec, tensors: Mapping[str, Tensor]) -> Transformer:
     if spec.tie_embeddings:
         tensors["lm_head.weight"] = tensors["embed_tokens.weight"]
     model.load_state_dict(tensors, assign=True)
-    if model.rotary is not None:
-        model.rotary = Rotary(spec)
-    if model.rotary_local is not None:
-        model.rotary_local = Rotary(local_angles(spec))
+    for name, of_layers in rotary_modules(spec).items():
+        setattr(model, name, Rotary(of_layers))
     if spec.positions.kind == "alibi":
         model.masks.slopes_H = Masks(spec, "sdpa", 0.0).slopes_H
     return model

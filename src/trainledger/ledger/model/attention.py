@@ -18,7 +18,7 @@ from trainledger.ledger.model.attention_core import attend, broadcast, fused_att
 from trainledger.ledger.ops import operations as op
 from trainledger.ledger.ops.norms import layer_norm, norm, rms_norm, widened
 from trainledger.spec.frozen import frozen
-from trainledger.spec.layers import segments
+from trainledger.spec.layers import segments, spec_of
 from trainledger.spec.model import ModelSpec
 from trainledger.spec.serving import CACHE_FORMATS
 
@@ -76,9 +76,10 @@ def kv_cache(spec: ModelSpec, format: str = "bf16") -> KVCache:
     """The cache of a model, layer by layer kind."""
     layers = [(kind, segment.count) for segment in segments(spec) for kind in segment.kinds]
     counts = added(((kind.window, kind.chooses), count) for kind, count in layers if kind.attends)
-    caches = tuple(
-        LayersCache(count, window, heads_of(spec, chooses=chooses)) for (window, chooses), count in counts.items()
-    )
+    of_kind = {
+        (kind.window, kind.chooses): heads_of(spec_of(spec, kind), chooses=kind.chooses) for kind, _ in layers
+    }
+    caches = tuple(LayersCache(count, key[0], of_kind[key]) for key, count in counts.items())
     return KVCache(caches, format, sum(count * kind.mixes for kind, count in layers) * state_nbytes(spec))
 
 
@@ -171,7 +172,7 @@ Shared = tuple[Angles | None, Array | Choice | None]
 def attention(tape: Tape, sizes: Sizes, leaves: BlockLeaves, x: Array, shared: Shared) -> Array:
     """Self-attention with its four projections."""
     spec, rows = sizes.spec, sizes.rows
-    D, H, G, K = spec.d_model, spec.attention.n_heads, spec.kv_heads, spec.head_size
+    D, H, G, K, W = spec.d_model, spec.attention.n_heads, spec.kv_heads, spec.head_size, spec.value_size
     angles, mask = shared
     assert not isinstance(mask, Choice)
 
@@ -191,8 +192,14 @@ def attention(tape: Tape, sizes: Sizes, leaves: BlockLeaves, x: Array, shared: S
         q = normed("q", H, q)
     else:
         q = normed("q", H, project(tape, sizes, leaves, "q_proj", x, D, H * K))
-    k = normed("k", G, project(tape, sizes, leaves, "k_proj", x, D, G * K))
-    v = project(tape, sizes, leaves, "v_proj", x, D, G * K)
+    k = project(tape, sizes, leaves, "k_proj", x, D, G * K)
+    v = k if spec.attention.keys_as_values else None
+    k = normed("k", G, k if v is None or spec.attention.qk_norm == "width" else _as_heads(tape, k))
+    v = project(tape, sizes, leaves, "v_proj", x, D, G * W) if v is None else _as_heads(tape, v)
+    if spec.attention.value_norm:
+        v = op.cast(tape, rms_norm(tape, widened(tape, v), None, rows * G, W), v.dtype)
+    if spec.attention.value_scale != 1:
+        v = op.times_number(tape, v)
     if angles is not None:
         q = rotate(tape, sizes, q, H, angles, after=K - spec.rotary_size)
         k = rotate(tape, sizes, k, G, angles, after=K - spec.rotary_size)
@@ -200,12 +207,17 @@ def attention(tape: Tape, sizes: Sizes, leaves: BlockLeaves, x: Array, shared: S
             q = op.cast(tape, rms_norm(tape, widened(tape, q), None, rows * H, K), q.dtype)
             k = op.cast(tape, rms_norm(tape, widened(tape, k), None, rows * G, K), k.dtype)
     if sizes.cache is not None:
-        k, v = remember(tape, sizes, leaves.kind.window, ((G, K), (G, K)), (k, v))
+        k, v = remember(tape, sizes, leaves.kind.window, ((G, K), (G, W)), (k, v))
     y = attend(tape, sizes, leaves, q, k, v, mask)
     if gate is not None:
         y = op.multiply(tape, y, op.sigmoid(tape, gate))
     del gate
-    return project(tape, sizes, leaves, "o_proj", y, H * K, D)
+    return project(tape, sizes, leaves, "o_proj", y, H * W, D)
+
+
+def _as_heads(tape: Tape, x: Array) -> Array:
+    """The same memory, whose gradients are added up before they join those of other views."""
+    return x.view(node=tape.node([x.node], (), lambda g: [g]))
 
 
 def project(tape: Tape, sizes: Sizes, leaves: BlockLeaves, name: str, x: Array, d_in: Int, d_out: Int) -> Array:

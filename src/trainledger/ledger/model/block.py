@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from trainledger.ledger.core.graph import Array, BlockLeaves
 from trainledger.ledger.core.sizes import Sizes
@@ -14,6 +15,7 @@ from trainledger.ledger.model.parameters import NORMS
 from trainledger.ledger.ops import operations as op
 from trainledger.ledger.ops.norms import norm
 from trainledger.ledger.parallel.tensor import enter, leave
+from trainledger.spec.layers import spec_of
 
 
 def block(tape: Tape, sizes: Sizes, leaves: BlockLeaves, x: Array, shared: Shared) -> Array:
@@ -70,6 +72,8 @@ def _mix(tape: Tape, sizes: Sizes, leaves: BlockLeaves, x: Array, shared: Shared
 
 def _attend(tape: Tape, sizes: Sizes, leaves: BlockLeaves, x: Array, shared: Shared) -> Array:
     run = latent_attention if sizes.spec.latent else attention
+    if (spec := spec_of(sizes.spec, leaves.kind)) is not sizes.spec:
+        sizes = replace(sizes, spec=spec)
     with tape.at("self_attn"):
         return leave(tape, sizes, run(tape, sizes, leaves, enter(tape, sizes, x), shared))
 

@@ -312,12 +312,12 @@ def _shared(tape: Tape, sizes: Sizes, kind: LayerKind) -> Shared:
 
 def all_angles(tape: Tape, sizes: Sizes) -> dict[str, Angles]:
     """The rotary angles that the layers read, by the module that has them."""
-    return {name: rotary(tape, sizes, name) for name in rotary_modules(sizes.spec)}
+    modules = rotary_modules(sizes.spec)
+    return {name: rotary(tape, name, sizes.T * (spec.rotary_size // 2)) for name, spec in modules.items()}
 
 
-def rotary(tape: Tape, sizes: Sizes, name: str) -> Angles:
+def rotary(tape: Tape, name: str, count: Int) -> Angles:
     """Cosines and sines of the positions in the format of the matmuls; in fp32 they are the model's buffers."""
-    count = sizes.T * (sizes.spec.rotary_size // 2)
     with tape.at(name):
         buffers = (Array(count, "fp32", None), Array(count, "fp32", None))
         return op.cast(tape, buffers[0], tape.compute_dtype), op.cast(tape, buffers[1], tape.compute_dtype)
@@ -328,7 +328,8 @@ def buffers_nbytes(spec: ModelSpec) -> Int:
     slopes = 4 * spec.attention.n_heads if spec.positions.kind == "alibi" else 0
     if spec.experts is not None and spec.experts.router.correction:
         slopes += 4 * spec.experts.n_experts * expert_layers(spec)
-    return len(rotary_modules(spec)) * 2 * 4 * spec.max_seq_len * (spec.rotary_size // 2) + slopes
+    pairs = sum(own.rotary_size // 2 for own in rotary_modules(spec).values())
+    return 2 * 4 * spec.max_seq_len * pairs + slopes
 
 
 def head(tape: Tape, sizes: Sizes, leaves: ModelLeaves, x: Array, rows: Int) -> Array:

@@ -20,7 +20,7 @@ from trainledger.ledger.model.attention_core import parameters_of_scores
 from trainledger.ledger.ops.adapters import adapt
 from trainledger.spec.block import Indexer, Learned
 from trainledger.spec.frozen import frozen
-from trainledger.spec.layers import LayerKind, LayerRun, layer_runs, mtp_kind, segments
+from trainledger.spec.layers import LayerKind, LayerRun, layer_runs, mtp_kind, segments, spec_of
 from trainledger.spec.mixers import DELTA_CHUNK, GatedDelta, KimiDelta, Mamba2
 from trainledger.spec.model import ModelSpec
 from trainledger.spec.recipe import Recipe
@@ -84,7 +84,7 @@ def block(spec: ModelSpec, kind: LayerKind) -> Named:
     if kind.attends or kind.mixes:
         yield from _norms(spec, first[:1])
         if kind.attends:
-            yield from _inside("self_attn", latent_attention(spec, kind) if spec.latent else attention(spec))
+            yield from _inside("self_attn", latent_attention(spec, kind) if spec.latent else attention(spec_of(spec, kind)))
         if kind.mixes:
             yield from _inside("mixer", mixer(spec))
         yield from _norms(spec, first[1:])
@@ -121,7 +121,8 @@ def attention(spec: ModelSpec) -> Named:
     yield from parameters_of_scores(spec)
     yield from _linear("q_proj", 2 * H * K if spec.attention.gated else H * K, D, spec.attention.bias)
     yield from _linear("k_proj", G * K, D, spec.attention.bias)
-    yield from _linear("v_proj", G * W, D, spec.attention.bias)
+    if not spec.attention.keys_as_values:
+        yield from _linear("v_proj", G * W, D, spec.attention.bias)
     yield from _linear("o_proj", D, H * W, spec.output_bias)
     if spec.attention.qk_norm in ("head", "width"):
         wide = spec.attention.qk_norm == "width"
@@ -378,7 +379,7 @@ def scan_flops(spec: ModelSpec, batch: Int, tokens: Int) -> Int:
 def _scores(spec: ModelSpec, kind: LayerKind, tokens: Int, attention: str) -> Int:
     if not kind.attends:
         return 0
-    part = spec.indexer
+    spec, part = spec_of(spec, kind), spec.indexer
     keys = rules.keys_seen(tokens, part.top_k if part else kind.window if attention == "flash" else None)
     flops = rules.attention_flops(1, spec.attention.n_heads, tokens, keys, spec.head_size, spec.value_size)
     if part is not None and kind.chooses:

@@ -33,11 +33,13 @@ def local_model(spec: ModelSpec, ranks: Int, splits_expert: Int | None = None) -
     """
     if is_one(ranks) and splits_expert is None:
         return spec
-    latent, experts = spec.latent, spec.experts
+    latent, experts, others = spec.latent, spec.experts, spec.attention.in_global
     shared = None if experts is None else experts.shared_d_ff
+    counts = {} if others is None else {"n_heads": others.n_heads, "n_kv_heads": others.n_kv_heads}
     return with_fields(
         spec,
         {
+            **{f"attention.in_global.{name}": count and count // ranks for name, count in counts.items()},
             "attention.n_heads": spec.attention.n_heads // ranks,
             "attention.n_kv_heads": None if latent else share(spec.kv_heads, ranks),
             "attention.head_dim": spec.attention.head_dim if latent else spec.head_size,

@@ -225,7 +225,9 @@ def _context(run: Run) -> Iterator[Problem]:
             near = nearest_divisor(recipe.seq_len // 2, ranks) if recipe.seq_len % 2 == 0 else 1
             yield Problem("layout.context", ranks, rule, near)
     else:
-        heads = gcd(run.model.attention.n_heads // layout.tensor, max(1, run.model.kv_heads // layout.tensor))
+        others = run.model.attention.in_global
+        kv = run.model.kv_heads if others is None else gcd(run.model.kv_heads, others.n_kv_heads or 0)
+        heads = gcd(run.model.attention.n_heads // layout.tensor, max(1, kv // layout.tensor))
         if recipe.seq_len % ranks:
             yield Problem(
                 "layout.context",
@@ -362,7 +364,9 @@ def _broken(run: Run, ranks: int) -> str:
     for name, size in split.items():
         if size % ranks:
             return f"must divide {name} = {size}"
-    kv = spec.kv_heads
+    kv, others = spec.kv_heads, spec.attention.in_global
+    if others is not None and gcd(kv, others.n_kv_heads or kv, others.n_heads or kv) % ranks:
+        return "must divide the key-value heads of local and of global layers (model.attention.in_global)"
     if not spec.latent and kv % ranks and ranks % kv:
         return f"must divide model.attention.n_kv_heads = {kv}, or be a multiple of it"
     tokens = run.rank_tokens

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from math import isqrt
 
-from trainledger.spec.block import Experts, Latent, LayerNorm, Linear, LongRope, MultiHead, Rope, Yarn
+from trainledger.spec.block import Experts, GlobalHeads, Latent, LayerNorm, Llama3, MultiHead, Rope, Yarn
 from trainledger.spec.layers import ATTENDS, FEEDS, MIXES, period_of
 from trainledger.spec.mixers import GatedDelta, Mamba2
 from trainledger.spec.model import ModelSpec
@@ -47,14 +47,16 @@ def _mixed(spec: ModelSpec) -> Iterator[Problem]:
     allowed = "".join(letter for letter in layers if letter in {*ATTENDS, *MIXES, *FEEDS})
     allowed += "R" * (mixer is not None and not set(allowed) & MIXES) + "A" * (not set(allowed) & ATTENDS)
     if unknown := set(layers) - {*ATTENDS, *MIXES, *FEEDS}:
-        rule = f"has the letter {min(unknown)!r}; known are A, R, B, *, M, - and E"
+        rule = f"has the letter {min(unknown)!r}; known are A, G, R, B, *, M, - and E"
         yield Problem("model.layers", spec.layers, rule, allowed)
     elif not set(layers) & ATTENDS:
-        yield Problem("model.layers", spec.layers, "has no layer with attention (A, B or *)", allowed)
+        yield Problem("model.layers", spec.layers, "has no layer with attention (A, G, B or *)", allowed)
     if mixer is None and set(layers) & MIXES:
         yield Problem(at, None, f"is missing: layers {layers[:20]!r} have one", "mamba-2")
     elif mixer is not None and not set(layers) & MIXES:
         yield Problem("model.layers", spec.layers, "has no layer with the mixer (R, B or M)", allowed)
+    if "G" in layers and spec.attention.window is None:
+        yield Problem("model.layers", spec.layers, "without a window all layers are global", layers.replace("G", "A"))
     if "E" in layers and spec.experts is None:
         yield Problem("model.feed_forward", spec.feed_forward.kind, "layers E have experts", "experts")
     if spec.block != "serial":
@@ -88,8 +90,34 @@ def _heads(spec: ModelSpec, heads: MultiHead) -> Iterator[Problem]:
         yield Problem(f"{at}.chunked", True, "without a window there are no chunks", False)
     if heads.qk_norm == "turned" and spec.rope is None:
         yield Problem(f"{at}.qk_norm", "turned", "without rotary positions no head is turned", "head")
-    if heads.global_every is not None and heads.window is None:
-        yield Problem(f"{at}.global_every", heads.global_every, "without a window all layers are global", "none")
+    for name in ("global_every", "in_global"):
+        if (value := getattr(heads, name)) is not None and heads.window is None:
+            shown = value if name == "global_every" else "a table"
+            yield Problem(f"{at}.{name}", shown, "without a window all layers are global", "none")
+    if heads.v_head_dim is not None and (heads.keys_as_values or heads.gated):
+        rule = "must be absent: values are keys here" if heads.keys_as_values else "must be absent with a gate"
+        yield Problem(f"{at}.v_head_dim", heads.v_head_dim, rule, "none")
+    if heads.in_global is not None:
+        yield from _global_heads(spec, heads, heads.in_global)
+
+
+def _global_heads(spec: ModelSpec, heads: MultiHead, own: GlobalHeads) -> Iterator[Problem]:
+    at, n_heads = "model.attention.in_global", own.n_heads or heads.n_heads
+    kv = own.n_kv_heads or heads.n_kv_heads
+    if own.n_heads is not None and (heads.head_dim is None or spec.positions.kind == "alibi"):
+        rule = "ALiBi has one slope for each head" if heads.head_dim is not None else "needs model.attention.head_dim"
+        yield Problem(f"{at}.n_heads", own.n_heads, rule, "none")
+    if kv is not None and n_heads % kv:
+        yield Problem(f"{at}.n_kv_heads", kv, f"must divide n_heads = {n_heads}", nearest_divisor(n_heads, kv))
+    if own.head_dim is not None and spec.rope is not None:
+        if spec.rope.local_theta is None:
+            rule = "rotary angles of other heads need a base in local layers (model.positions.local_theta)"
+            yield Problem(f"{at}.head_dim", own.head_dim, rule, "none")
+        elif own.head_dim % 2 and spec.rope.dim is None:
+            yield Problem(f"{at}.head_dim", own.head_dim, _ODD, own.head_dim + 1)
+        elif own.head_dim < spec.rotary_size and spec.rope.dim is not None:
+            rule = f"must be at least positions.dim = {spec.rope.dim}, which is turned"
+            yield Problem(f"{at}.head_dim", own.head_dim, rule, spec.rope.dim)
 
 
 def _latent(spec: ModelSpec, latent: Latent) -> Iterator[Problem]:
@@ -122,6 +150,12 @@ def _rope(spec: ModelSpec, rope: Rope) -> Iterator[Problem]:
             yield Problem("model.positions.dim", rope.dim, rule, most or "none")
         elif rope.dim % 2:
             yield Problem("model.positions.dim", rope.dim, _ODD, rope.dim - 1)
+    if rope.local_dim is not None:
+        rule = "without local_theta all layers turn alike" if rope.local_theta is None else ""
+        rule = rule or (_ODD if rope.local_dim % 2 else "")
+        if rule or rope.local_dim > spec.head_size:
+            rule = rule or f"is more than the head width of {spec.head_size}"
+            yield Problem("model.positions.local_dim", rope.local_dim, rule, "none")
     if rope.local_theta is not None and spec.attention.window is None:
         rule = "without a window all layers are global"
         yield Problem("model.positions.local_theta", rope.local_theta, rule, "none")
@@ -130,7 +164,7 @@ def _rope(spec: ModelSpec, rope: Rope) -> Iterator[Problem]:
     if isinstance(scaling, Yarn) and scaling.beta_fast < scaling.beta_slow:
         rule = f"must be above beta_slow = {scaling.beta_slow}"
         yield Problem(f"{at}.beta_fast", scaling.beta_fast, rule, 4 * scaling.beta_slow)
-    elif not isinstance(scaling, Yarn | Linear | LongRope | None) and (
+    elif isinstance(scaling, Llama3) and (
         scaling.high_freq_factor < scaling.low_freq_factor
     ):
         rule = f"must be at least low_freq_factor = {scaling.low_freq_factor}"

@@ -33,6 +33,8 @@ def refuse_to_split(model: nn.Module, precision: Precision) -> None:
         ("feed_forward", spec.feed_forward.kind, "dense"),
         *((f"attention.{name}", True, False) for name, _ in attention.named_parameters(recurse=False)),
         ("n_mtp_layers", spec.n_mtp_layers, 0),
+        ("attention.in_global", None if spec.attention.in_global is None else "a table", None),
+        ("attention.keys_as_values", spec.attention.keys_as_values, False),
         ("positions", "alibi" if spec.positions.kind == "alibi" else "rope", "rope"),
     )
     problems = [

@@ -182,7 +182,9 @@ def canonical(spec: ModelSpec) -> ModelSpec:
     heads, rope, experts = spec.attention, spec.rope, spec.experts
     follows = {
         "attention.n_kv_heads": heads.n_kv_heads == heads.n_heads,
-        "attention.head_dim": heads.head_dim is not None and heads.head_dim * heads.n_heads == spec.d_model,
+        "attention.head_dim": heads.in_global is None
+        and heads.head_dim is not None
+        and heads.head_dim * heads.n_heads == spec.d_model,
         "attention.output_bias": heads.output_bias == heads.bias,
         "attention.scale": heads.scale is not None and abs(heads.scale * spec.head_size**0.5 - 1) < 1e-12,
         "positions.dim": rope is not None and rope.dim == spec.head_size,
