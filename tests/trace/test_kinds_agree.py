@@ -179,7 +179,7 @@ def experts(random: Random) -> Case:
     """Experts of every kind, how they are chosen and how tokens reach them, and tokens predicted ahead."""
     choice, gated, seq_len = random.choice, random.choice((True, False)), random.choice((1, 2, 5, 8))
     groups, size = choice(((1, 4), (1, 5), (2, 1), (2, 3), (4, 2)))
-    shared, n_layers = choice((0, 1, 2)), choice((1, 2, 3))
+    shared, n_layers, own = choice((0, 1, 2)), choice((1, 2, 3)), choice((False, False, True))
     top_groups, capacity = random.randint(1, groups), choice((None, None, 0.4, 1.0, 1.25, 3.0))
     return {
         "vocab_size": choice((5, 17)), "d_model": choice((6, 8, 16)), "attention.n_heads": 2, "attention.head_dim": 4,
@@ -188,9 +188,10 @@ def experts(random: Random) -> Case:
         "feed_forward": "experts", "feed_forward.d_ff": choice((7, 16)), "feed_forward.gated": gated,
         "feed_forward.bias": choice((True, False)), "feed_forward.expert_d_ff": choice((None, 3, 8)),
         "feed_forward.expert_d_model": choice((None, None, 4, 8)),
+        "feed_forward.own_norms": own, "norm_place": "sandwich" if own else choice(("pre", "sandwich")),
         "feed_forward.activation": choice(("silu", "clamped_swish") if gated else ("gelu", "relu2")),
         "feed_forward.n_experts": groups * size, "feed_forward.per_token": random.randint(1, min(3, size * top_groups)),
-        "feed_forward.n_shared": shared, "feed_forward.shared_gate": shared > 0 and choice((True, False)),
+        "feed_forward.n_shared": shared, "feed_forward.shared_gate": shared > 0 and not own and choice((True, False)),
         "feed_forward.n_dense_layers": choice((0, 0, 1, n_layers)), "feed_forward.every": choice((1, 1, 2)),
         "feed_forward.router.groups": groups, "feed_forward.router.top_groups": top_groups,
         "feed_forward.router.scores": choice(ROUTER_SCORES), "feed_forward.router.bias": choice((True, False)),

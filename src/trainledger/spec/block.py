@@ -310,6 +310,11 @@ class Experts(Dense):
         at_most=10**8,
     )
     shared_gate: bool = setting("the shared expert's output is gated by a sigmoid", False)
+    own_norms: bool = setting(
+        "experts, router and shared expert each norm the stream, experts and shared expert also what they make of it, "
+        "and each expert's weight has a learned factor (Gemma 4)",
+        False,
+    )
     n_dense_layers: int = setting("leading layers with a dense MLP", 0, at_least=0, at_most=10**5)
     every: int = setting("every n-th layer has experts", 1, at_least=1, at_most=10**5)
     imbalance: float = setting(

@@ -43,7 +43,7 @@ def start_of(name: str, fan_in: int, spec: ModelSpec, width_factor: float = 1.0)
 
 
 def vector_start(name: str, size: int) -> list[float] | None:
-    """The start of a mixer's vector as its authors have it, spread evenly instead of drawn; None for other vectors.
+    """The start of a mixer's or router's vector as its authors have it, evenly spread, not drawn; None for others.
 
     Decay rates from 1 to 16, steps from 0.001 to 0.1 on a logarithmic scale (Dao and Gu 2024, Mamba-2).
 
@@ -56,7 +56,7 @@ def vector_start(name: str, size: int) -> list[float] | None:
             return [math.log(1 + 15 * share) for share in shares]
         case ["mixer", "dt_bias"]:
             return [math.log(math.expm1(0.001 * 100**share)) for share in shares]  # softplus gives the step
-        case ["mixer", "D"]:
+        case ["mixer", "D"] | ["router", "expert_scale"]:
             return [1.0] * size
     return None
 
@@ -85,6 +85,7 @@ def stream_variances(spec: ModelSpec, tokens: int) -> tuple[float, ...] | None:
         or spec.layers is not None
         or spec.norm_place != "pre"
         or spec.embedding_norm
+        or spec.attention.value_scale != 1
         or activation is None
     ):
         return None

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from trainledger.engine.nn.loss import with_loss
-from trainledger.engine.nn.norm import compute_dtype
+from trainledger.engine.nn.norm import compute_dtype, norm_of, normed
 from trainledger.engine.nn.routing import (
     Dispatch,
     GroupedLinear,
@@ -167,28 +167,35 @@ class Experts(nn.Module):
         D, narrow, bias = spec.d_model, spec.experts.expert_d_model, spec.feed_forward.bias
         self.latent_in = nn.Linear(D, narrow, bias=bias) if narrow else None
         self.latent_out = nn.Linear(narrow, D, bias=bias) if narrow else None
+        own, shared = spec.experts.own_norms, spec.experts.own_norms and spec.experts.n_shared
+        self.experts_norm, self.experts_out_norm = (norm_of(spec) if own else None for _ in range(2))
+        self.shared_norm, self.shared_out_norm = (norm_of(spec) if shared else None for _ in range(2))
         width = spec.experts.shared_width
         self.shared_experts = MLP(spec, width) if spec.experts.n_shared else None
         self.shared_expert_gate = nn.Linear(spec.d_model, 1, bias=False) if spec.experts.shared_gate else None
 
     def forward(self, x_BTD: Tensor) -> Tensor:
         """[B, T, D] in and out."""
-        x_BTD = x_BTD.to(compute_dtype(x_BTD))
-        y_ND = self._routed(x_BTD)
+        low, stream_BTD = compute_dtype(x_BTD), x_BTD
+        x_BTD = normed(self.experts_norm, stream_BTD).to(low)
+        y_ND = self._routed(x_BTD, x_BTD if self.experts_norm is None else stream_BTD)
         if self.latent_out is not None:
             y_ND = self.latent_out(y_ND)
+        y_ND = normed(self.experts_out_norm, y_ND)
         y_BTD = y_ND.view(x_BTD.shape)
         del y_ND
         if self.shared_experts is not None:
-            shared_BTD = self.shared_experts(x_BTD)
+            if self.shared_norm is not None:
+                x_BTD = self.shared_norm(stream_BTD).to(low)
+            shared_BTD = normed(self.shared_out_norm, self.shared_experts(x_BTD))
             if self.shared_expert_gate is not None:
                 shared_BTD = self.shared_expert_gate(x_BTD).sigmoid() * shared_BTD
             y_BTD = y_BTD + shared_BTD
         return y_BTD
 
-    def _routed(self, x_BTD: Tensor) -> Tensor:
-        """The weighted sum of what each token's experts make of it, [N, D]."""
-        routes = self.router.route(x_BTD)
+    def _routed(self, x_BTD: Tensor, routed_BTD: Tensor) -> Tensor:
+        """The weighted sum of what each token's experts make of it, [N, D]; the router reads another tensor."""
+        routes = self.router.route(routed_BTD)
         x_ND = (x_BTD if self.latent_in is None else self.latent_in(x_BTD)).flatten(0, 1)
         n_tokens, per_token = routes.chosen_NK.shape
         places = None

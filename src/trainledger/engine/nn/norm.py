@@ -19,6 +19,11 @@ def norm_of(spec: ModelSpec, width: int | None = None) -> nn.Module:
     return PlusOneRMSNorm(width, spec.norm.eps) if spec.norm.plus_one else RMSNorm(width, eps=spec.norm.eps)
 
 
+def normed(norm: nn.Module | None, x: Tensor) -> Tensor:
+    """x through a norm, where there is one."""
+    return x if norm is None else norm(x)
+
+
 class LayerNorm(nn.LayerNorm):
     """torch's layer norm, in fp32 under autocast on every device."""
 

@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd import Function
 
+from trainledger.engine.nn.norm import norm_of
 from trainledger.spec.model import ModelSpec
 from trainledger.spec.units import ceil_div
 
@@ -49,11 +50,15 @@ class Router(nn.Linear):
         super().__init__(spec.d_model, spec.experts.n_experts, bias=spec.experts.router.bias)
         self.experts, self.choice = spec.experts, spec.experts.router
         self.register_buffer("correction", torch.zeros(self.experts.n_experts) if self.choice.correction else None)
+        self.norm = norm_of(spec) if self.experts.own_norms else None
+        self.expert_scale = nn.Parameter(torch.ones(self.experts.n_experts)) if self.experts.own_norms else None
 
     def route(self, x_BTD: Tensor) -> Routes:
         """The routes of tokens [B, T, D], taken as N = B T in a row."""
-        logits_NE = self(x_BTD).flatten(0, 1)
+        logits_NE = self(x_BTD if self.norm is None else self.norm(x_BTD)).flatten(0, 1)
         logits_NE = logits_NE.to(torch.promote_types(logits_NE.dtype, torch.float32))
+        if self.norm is not None:
+            logits_NE = logits_NE * self.in_features**-0.5
         match self.choice.scores:
             case "softmax":
                 scores_NE = logits_NE.softmax(-1)
@@ -73,6 +78,8 @@ class Router(nn.Linear):
             weights_NK = weights_NK / (weights_NK.sum(-1, keepdim=True) + TINY)
         if self.choice.scale != 1:
             weights_NK = weights_NK * self.choice.scale
+        if self.expert_scale is not None:
+            weights_NK = weights_NK * F.embedding(chosen_NK, self.expert_scale[:, None]).squeeze(-1)
         return Routes(chosen_NK, weights_NK, scores_NE)
 
     @property

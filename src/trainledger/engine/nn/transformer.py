@@ -19,7 +19,7 @@ from trainledger.engine.nn.checkpointing import again, own_checkpoints, run_laye
 from trainledger.engine.nn.feed_forward import DROPLESS, MLP, Dispatching, Experts
 from trainledger.engine.nn.loss import HeadLoss, next_token_loss, with_loss
 from trainledger.engine.nn.mixers import mixer_of
-from trainledger.engine.nn.norm import compute_dtype, norm_of
+from trainledger.engine.nn.norm import compute_dtype, norm_of, normed
 from trainledger.engine.nn.positions import Angles, Masks, Rotary
 from trainledger.engine.nn.sparse import Choice
 from trainledger.spec.block import Learned
@@ -138,7 +138,8 @@ class Block(nn.Module):
         self.self_attn: Any = attend(spec, kind, attention, attention_dropout) if kind.attends else None
         self.mixer = mixer_of(spec) if kind.mixes else None
         self.post_attention_layernorm = norm_of(spec) if spec.block != "parallel" and between else None
-        self.pre_feedforward_layernorm = norm_of(spec) if before and after and kind.feeds else None
+        reads = not kind.experts or spec.experts is None or not spec.experts.own_norms  # what is normed before
+        self.pre_feedforward_layernorm = norm_of(spec) if before and after and kind.feeds and reads else None
         feed = Experts(spec, dispatching) if kind.experts else MLP(spec, spec.feed_forward.d_ff) if kind.feeds else None
         self.mlp: Any = feed
         self.post_feedforward_layernorm = norm_of(spec) if after and kind.feeds else None
@@ -161,12 +162,12 @@ class Block(nn.Module):
         else:
             before_mlp, after_attention = self.pre_feedforward_layernorm, self.post_attention_layernorm
         if self.self_attn is not None or self.mixer is not None:
-            mixed_BTD = self._mixed(_normed(self.input_layernorm, x_BTD), shared)
+            mixed_BTD = self._mixed(normed(self.input_layernorm, x_BTD), shared)
             x_BTD = self._joined(x_BTD, mixed_BTD, after_attention)
             del mixed_BTD
         if self.mlp is None:
             return x_BTD
-        return self._joined(x_BTD, self.mlp(_normed(before_mlp, x_BTD)), self.post_feedforward_layernorm)
+        return self._joined(x_BTD, self.mlp(normed(before_mlp, x_BTD)), self.post_feedforward_layernorm)
 
     def _mixed(self, n_BTD: Tensor, shared: Shared) -> Any:
         """Attention, a mixer, or the sum of both."""
@@ -178,7 +179,7 @@ class Block(nn.Module):
 
     def _both(self, x_BTD: Tensor, shared: Shared) -> Tensor:
         """Attention and MLP side by side, through one norm or through two."""
-        n_BTD = _normed(self.input_layernorm, x_BTD)
+        n_BTD = normed(self.input_layernorm, x_BTD)
         a_BTD = self.dropout(self.self_attn(n_BTD, shared))
         if self.post_attention_layernorm is not None:
             n_BTD = self.post_attention_layernorm(x_BTD)
@@ -188,13 +189,9 @@ class Block(nn.Module):
     def _joined(self, x_BTD: Tensor, y_BTD: Tensor, norm: nn.Module | None) -> Tensor:
         """The stream and a branch's output, with the norm after the branch."""
         if self.after_add:
-            return _normed(norm, x_BTD + self.dropout(y_BTD))
-        sum_BTD: Tensor = x_BTD + self.dropout(_normed(norm, y_BTD))
+            return normed(norm, x_BTD + self.dropout(y_BTD))
+        sum_BTD: Tensor = x_BTD + self.dropout(normed(norm, y_BTD))
         return sum_BTD
-
-
-def _normed(norm: nn.Module | None, x_BTD: Tensor) -> Tensor:
-    return x_BTD if norm is None else norm(x_BTD)
 
 
 class Head(nn.Linear):
@@ -293,7 +290,7 @@ class Transformer(nn.Module):
         if mtp is not None and e_BTD is not None:
             x_BTD = mtp.with_losses(x_BTD, e_BTD, ids_BT, self.lm_head, self._run_mtp_block)
             del e_BTD
-        x_BTD = _normed(self.norm, x_BTD)
+        x_BTD = normed(self.norm, x_BTD)
         if targets_BT is not None:
             assert self.loss is not None, "this model's loss reads its logits"
             return self.loss.whole(x_BTD, targets_BT, self.lm_head)
@@ -308,7 +305,7 @@ class Transformer(nn.Module):
         with cache.used_by(self.layers):
             for block, each in zip(self.layers, shared, strict=True):
                 x_BTD = block(x_BTD, each)
-        logits_B1V: Tensor = self.lm_head(_normed(self.norm, x_BTD[:, -1:]))
+        logits_B1V: Tensor = self.lm_head(normed(self.norm, x_BTD[:, -1:]))
         return logits_B1V[:, 0]
 
     def shared(
@@ -347,7 +344,7 @@ class Transformer(nn.Module):
         if self.embed_positions is not None:
             first = self.unused_rows + past
             x_BTD = x_BTD + self.embed_positions.weight[first : first + ids_BT.shape[1]]
-        y_BTD: Tensor = self.dropout(_normed(self.embed_norm, x_BTD))
+        y_BTD: Tensor = self.dropout(normed(self.embed_norm, x_BTD))
         return y_BTD
 
 

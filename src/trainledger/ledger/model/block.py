@@ -36,7 +36,8 @@ def compose(tape: Tape, sizes: Sizes, leaves: BlockLeaves, x: Array, shared: Sha
         del mixed
     if not kind.feeds:
         return x
-    fed = _feed(tape, sizes, leaves, _normed(tape, sizes, x, leaves, second[0]))
+    own = kind.experts and spec.experts is not None and spec.experts.own_norms
+    fed = _feed(tape, sizes, leaves, x if own else _normed(tape, sizes, x, leaves, second[0]))
     return _joined(tape, sizes, leaves, x, fed, second[1])
 
 

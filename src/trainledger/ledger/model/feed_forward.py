@@ -27,6 +27,7 @@ from trainledger.ledger.model.routing import (
 from trainledger.ledger.ops import operations as op
 from trainledger.ledger.ops.linear import Scaled, by_blocks, by_microblocks, scaled_pair
 from trainledger.ledger.ops.loss import swiglu, with_loss
+from trainledger.ledger.ops.norms import norm
 from trainledger.ledger.parallel.context import context_group
 from trainledger.ledger.parallel.expert import (
     every_rank,
@@ -78,13 +79,21 @@ def experts(tape: Tape, sizes: Sizes, leaves: BlockLeaves, x: Array) -> Array:
     """Router, experts and shared expert instead of an MLP."""
     spec, mixture = sizes.spec, sizes.spec.experts
     assert mixture is not None
-    x = op.cast(tape, x, tape.compute_dtype)
     own = replace(sizes, T=sizes.T // sizes.layout.tensor) if sizes.routes_own else sizes
-    y = _routed(tape, own, leaves, x)
+
+    def normed(name: str, x: Array) -> Array:
+        return norm(tape, sizes, x, leaves.named, f"mlp.{name}") if mixture.own_norms else x
+
+    stream = x
+    x = op.cast(tape, normed("experts_norm", stream), tape.compute_dtype)
+    y = _routed(tape, own, leaves, x, stream if mixture.own_norms else x)
     if mixture.expert_d_model:
         y = _projected(tape, leaves, "latent_out", y, own.rows, mixture.expert_d_model, spec.d_model)
+    y = normed("experts_out_norm", y)
     if not mixture.n_shared:
         return y
+    if mixture.own_norms:
+        x = op.cast(tape, normed("shared_norm", stream), tape.compute_dtype)
     with tape.at("shared_experts"):
         width = mixture.shared_width
         if sizes.routes_own:
@@ -94,6 +103,7 @@ def experts(tape: Tape, sizes: Sizes, leaves: BlockLeaves, x: Array) -> Array:
             del whole
         else:
             shared = mlp(tape, sizes, leaves, x, name="mlp.shared_experts", width=width)
+    shared = normed("shared_out_norm", shared)
     if mixture.shared_gate:
         gate = op.sigmoid(tape, _projected(tape, leaves, "shared_expert_gate", x, own.rows, spec.d_model, 1))
         shared = _multiply(tape, gate, shared, narrow=0)
@@ -106,12 +116,12 @@ def _projected(tape: Tape, leaves: BlockLeaves, name: str, x: Array, rows: Int, 
         return op.linear(tape, x, leaves[f"mlp.{name}.weight"], leaves.get(f"mlp.{name}.bias"), rows, d_in, d_out)
 
 
-def _routed(tape: Tape, sizes: Sizes, leaves: BlockLeaves, x: Array) -> Array:
-    """The weighted sum of the outputs of each token's experts."""
+def _routed(tape: Tape, sizes: Sizes, leaves: BlockLeaves, x: Array, read: Array) -> Array:
+    """The weighted sum of the outputs of each token's experts, which a router chooses by what it ``read``."""
     spec, N, D = sizes.spec, sizes.rows, sizes.spec.expert_d_model
     assert spec.experts is not None
     K = spec.experts.per_token
-    routes = route(tape, sizes, leaves, x)
+    routes = route(tape, sizes, leaves, read)
     if spec.experts.expert_d_model:
         x = _projected(tape, leaves, "latent_in", x, N, spec.d_model, D)
     R, places = N * K, None

@@ -89,9 +89,13 @@ def block(spec: ModelSpec, kind: LayerKind) -> Named:
             yield from _inside("mixer", mixer(spec))
         yield from _norms(spec, first[1:])
     if kind.feeds:
-        yield from _norms(spec, second[:1] if spec.block != "parallel" else ())
+        own = kind.experts and spec.experts is not None and spec.experts.own_norms
+        yield from _norms(spec, second[:1] if spec.block != "parallel" and not own else ())
         yield from _inside("mlp", experts(spec) if kind.experts else mlp(spec, spec.feed_forward.d_ff))
         yield from _norms(spec, second[1:])
+
+
+EXPERT_NORMS = ("experts_norm", "experts_out_norm", "shared_norm", "shared_out_norm")
 
 
 def _norms(spec: ModelSpec, names: Iterable[str | None]) -> Named:
@@ -175,6 +179,9 @@ def experts(spec: ModelSpec) -> Named:
     inward = "gate_up_proj" if spec.feed_forward.gated else "up_proj"
     wide = 2 * F if spec.feed_forward.gated else F
     yield from _linear("router", E, spec.d_model, mixture.router.bias)
+    if mixture.own_norms:
+        yield "router.expert_scale", (E,)
+        yield from _norm(spec, "router.norm", spec.d_model)
     yield f"experts.{inward}", (E, wide, D)
     if spec.feed_forward.bias:
         yield f"experts.{inward}_bias", (E, wide)
@@ -184,6 +191,9 @@ def experts(spec: ModelSpec) -> Named:
     if mixture.expert_d_model:
         yield from _linear("latent_in", D, spec.d_model, spec.feed_forward.bias)
         yield from _linear("latent_out", spec.d_model, D, spec.feed_forward.bias)
+    if mixture.own_norms:
+        for name in EXPERT_NORMS[: 4 if mixture.n_shared else 2]:
+            yield from _norm(spec, name, spec.d_model)
     if mixture.n_shared:
         yield from _inside("shared_experts", mlp(spec, mixture.shared_width))
     if mixture.shared_gate:

@@ -11,6 +11,7 @@ from trainledger.ledger.core.sizes import Sizes, is_one
 from trainledger.ledger.core.tape import Tape
 from trainledger.ledger.entry import Int
 from trainledger.ledger.ops import operations as op
+from trainledger.ledger.ops.norms import norm
 from trainledger.spec.frozen import frozen
 from trainledger.spec.model import ModelSpec
 
@@ -29,9 +30,13 @@ def route(tape: Tape, sizes: Sizes, leaves: BlockLeaves, x: Array) -> Routes:
     spec, N = sizes.spec, sizes.rows
     assert spec.experts is not None
     with tape.at("router"):
+        if spec.experts.own_norms:
+            x = norm(tape, sizes, x, leaves.named, "mlp.router.norm", rows=N)
         w, b = leaves["mlp.router.weight"], leaves.get("mlp.router.bias")
         logits = op.linear(tape, x, w, b, N, spec.d_model, spec.experts.n_experts)
+    del x
     logits = op.cast(tape, logits, "fp32")
+    logits = op.times_number(tape, logits) if spec.experts.own_norms else logits
     match spec.experts.router.scores:
         case "softmax":
             scores = op.softmax(tape, logits, "_softmax")
@@ -47,6 +52,10 @@ def route(tape: Tape, sizes: Sizes, leaves: BlockLeaves, x: Array) -> Routes:
         weights = _divide(tape, weights, op.plus_number(tape, sum_to(tape, weights, N)), spec.experts.per_token)
     if spec.experts.router.scale != 1:
         weights = op.times_number(tape, weights)
+    if spec.experts.own_norms:
+        factors = op.embedding(tape, chosen, leaves["mlp.router.expert_scale"], 1)
+        weights = op.multiply(tape, weights, factors)
+        del factors
     return Routes(chosen, weights, scores)
 
 

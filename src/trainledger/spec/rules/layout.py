@@ -336,8 +336,9 @@ def tensor_problems(run: Run) -> Iterator[Problem]:
         if run.recipe.loss.kind == "compiled":
             rule = "tensor ranks each compute the loss over their columns, which is not accounted for when compiled"
         yield Problem("recipe.loss", run.recipe.loss.kind, rule, "full")
-    narrow = spec.experts is not None and spec.experts.expert_d_model
-    if whole := _kept_whole(spec) or ("an expert's latent (model.feed_forward.expert_d_model)" if narrow else ""):
+    names = ("expert_d_model", "own_norms") if spec.experts is not None else ()
+    parts = [f"model.feed_forward.{name}" for name in names if getattr(spec.experts, name)]
+    if whole := _kept_whole(spec) or (f"what is around experts ({parts[0]})" if parts else ""):
         yield Problem("layout.tensor", ranks, f"{whole} {_SPREAD}", 1)
     if spec.attention.qk_norm == "width":
         yield Problem("layout.tensor", ranks, "norms over the width of all heads (qk_norm) cannot be split by heads", 1)

@@ -33,6 +33,11 @@ def model_problems(spec: ModelSpec) -> Iterator[Problem]:
         yield Problem("model.feed_forward.activation", "clamped_swish", "belongs to a gated MLP", "silu")
     if spec.experts is not None:
         yield from _experts(spec.experts, spec.n_layers)
+        if spec.experts.own_norms and spec.norm_place != "sandwich":
+            rule = "experts norm the stream themselves and what they made, as norm_place = 'sandwich' has it"
+            yield Problem("model.feed_forward.own_norms", True, rule, False)
+        if spec.experts.own_norms and spec.experts.shared_gate:
+            yield Problem("model.feed_forward.shared_gate", True, "cannot be combined with own_norms", False)
     # Every layer of a pattern is followed by itself, so a pattern may not be as long as a model.
     if min(period_of(spec), spec.n_layers) > LONGEST_PATTERN:
         rule = (

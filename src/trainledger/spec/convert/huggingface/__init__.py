@@ -27,6 +27,7 @@ from trainledger.spec.units import MEGA, format_nbytes
 # Models of several senses, of which the language model is read: their model type -> that of their text_config.
 _TEXT_OF = {
     "gemma3": "gemma3_text",
+    "gemma4": "gemma4_text",
     "kimi_k25": "kimi_k2",
     "llama4": "llama4_text",
     "qwen3_vl": "qwen3_vl_text",

@@ -354,7 +354,7 @@ def _changes(record: Mapping[str, Any]) -> dict[str, Any]:
         changes[name] = globals().get(changes[name]) or getattr(hybrids, changes[name])
     if "switches" in changes:
         changes["switches"] = {
-            flag: Switch(switch["default"], _by_path(switch["on"]), _by_path(switch["off"]))
+            flag: switch and Switch(switch["default"], _by_path(switch["on"]), _by_path(switch["off"]))
             for flag, switch in changes["switches"].items()
         }
     if "names" in changes:

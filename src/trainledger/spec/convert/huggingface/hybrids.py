@@ -108,6 +108,57 @@ def read_skipped_rope(reading: Reading) -> None:
         reading.fields["positions.skip_every"] = skipped or None
 
 
+def read_gemma4(reading: Reading) -> None:
+    """Global layers have wider heads, and where keys are values fewer key-value heads."""
+    fields, every = reading.fields, reading.fields.get("attention.global_every")
+    if reading.has("d_model"):
+        fields["embedding_scale"] = float(fields["d_model"]) ** 0.5
+    if reading.has("n_layers") and (every is None or fields["n_layers"] % every):
+        reading.refuse("layer_types", reading.config.get("layer_types"), "must end with a global layer after local ones")
+    own = "attention.in_global"
+    reading.take(f"{own}.head_dim", "global_head_dim", 512)
+    if reading.flag("attention_k_eq_v", False):
+        fields[f"{own}.keys_as_values"] = True
+        reading.take(f"{own}.n_kv_heads", "num_global_key_value_heads")
+    for key, usual in {"hidden_size_per_layer_input": 256, "num_kv_shared_layers": 0}.items():
+        if count := reading.whole(key, usual):
+            reading.refuse(key, count, "is not accounted for", 0)
+    if reading.flag("enable_moe_block", False):
+        fields |= {"feed_forward": "experts", "feed_forward.n_shared": 1, "feed_forward.own_norms": True}
+        fields["feed_forward.shared_d_ff"] = fields.get("feed_forward.d_ff")
+        take = {"n_experts": "num_experts", "per_token": "top_k_experts", "expert_d_ff": "moe_intermediate_size"}
+        for name, key in take.items():
+            if reading.take(f"feed_forward.{name}", key) is None:
+                reading.refuse(key, reading.config.get(key), "is missing, and enable_moe_block is true")
+    rule = "a factor of each layer's output, which has no gradient, has no place in a ModelSpec"
+    reading.refuse_weights("layer_scalar", None, rule)
+
+
+def read_mimo_v2(reading: Reading) -> None:
+    """Local layers have other key-value heads than global ones, and sinks; experts come behind the first layers."""
+    fields, config = reading.fields, reading.config
+    if not reading.has("n_layers", "attention.n_kv_heads"):
+        return
+    n_layers, listed = fields["n_layers"], config.get("hybrid_layer_pattern")
+    if "layer_types" not in config:
+        marks = [0 < at and (at + 1) % 6 > 0 for at in range(n_layers)] if listed is None else listed
+        read_letters(reading, ["sliding_attention" if mark else "full_attention" for mark in marks])
+    window = reading.whole("sliding_window", 129, 1)  # tokens before the query, and itself
+    fields["attention.window"] = reading.whole("sliding_window_size", window - 1, 1) + 1
+    fields["attention.in_global.n_kv_heads"] = fields["attention.n_kv_heads"]
+    reading.take("attention.n_kv_heads", "swa_num_key_value_heads", 2 * fields["attention.n_kv_heads"])
+    reading.take("feed_forward.router.scale", "routed_scaling_factor", 1.0)
+    for name, key in {"n_heads": "num_attention_heads", "head_dim": "head_dim", "v_head_dim": "v_head_dim"}.items():
+        if config.get(f"swa_{key}") not in (None, own := fields[f"attention.{name}"]):
+            reading.refuse(f"swa_{key}", config[f"swa_{key}"], "local layers have those of global ones here", own)
+    sparse = config.get("mlp_layer_types") or config.get("moe_layer_freq") or [0] + [1] * (n_layers - 1)
+    dense = sum(mark in (0, "dense") for mark in sparse)
+    if [mark in (0, "dense") for mark in sparse] != [at < dense for at in range(n_layers)]:
+        reading.refuse("moe_layer_freq", sparse, f"must be 0 in the first of the {n_layers} layers, then 1 in all")
+    fields |= {"feed_forward.n_dense_layers": dense, "feed_forward.n_shared": 0}
+    reading.config = {"rope_local_base_freq": config.get("swa_rope_theta"), **config}
+
+
 def read_llama4(reading: Reading) -> None:
     """Chunks where heads are turned, all tokens where they are not."""
     read_skipped_rope(reading)

@@ -268,7 +268,8 @@ def read_letters(reading: Reading, types: Any) -> None:
     size = next(size for size in range(1, n_layers + 1) if (pattern[:size] * n_layers)[:n_layers] == pattern)
     reading.fields["layers"] = pattern[:size]
     if not set(pattern) & MIXES:
-        own = [name for name in reading.fields if name.partition(".")[0] in ("mixer", "layers")]
+        gone = ("mixer",) if "G" in pattern else ("mixer", "layers")
+        own = [name for name in reading.fields if name.partition(".")[0] in gone]
         for name in own:
             del reading.fields[name]
 

@@ -22,6 +22,7 @@ _ORIGINAL = "original_max_position_embeddings"
 _OF_TYPE = {
     "default": (),
     "linear": ("factor",),
+    "proportional": ("factor",),
     "dynamic": ("factor",),
     "llama3": ("factor", "low_freq_factor", "high_freq_factor", _ORIGINAL),
     "yarn": ("factor", "attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate", _ORIGINAL),
@@ -104,6 +105,11 @@ class _Table:
     rope: dict[str, Any]
     local: dict[str, Any]
 
+    @property
+    def kind(self) -> Any:
+        """The rope type."""
+        return self.rope.get("rope_type", self.rope.get("type", "default"))
+
     def read_theta(self) -> None:
         """The base of the rotary frequencies."""
         reading, config = self.reading, self.reading.config
@@ -128,6 +134,12 @@ class _Table:
         kind = self.local.get("rope_type", "default")
         if kind != "default":
             reading.refuse(f"rope_parameters.{_LOCAL}.rope_type", kind, "local layers are never scaled here", "default")
+        share, head = self.local.get("partial_rotary_factor", 1.0), reading.head_size() or 0
+        usual = reading.fields.get("positions.dim") or head
+        if type(share) not in (int, float) or not 0 < share <= 1:
+            reading.refuse(f"rope_parameters.{_LOCAL}.partial_rotary_factor", share, "must be a number up to 1", 1.0)
+        elif "partial_rotary_factor" in self.local and int(head * share) != usual:
+            reading.fields["positions.local_dim"] = int(head * share)
 
     def read_rotated(self) -> None:
         """The part of a head that is rotated."""
@@ -140,6 +152,8 @@ class _Table:
             share = 1.0 if usual is None else usual
         if isinstance(share, bool) or not isinstance(share, int | float) or not 0 < share <= 1:
             reading.refuse(name, share, "must be a number above 0 and at most 1", 1.0)
+        elif self.kind == "proportional":
+            reading.fields["positions.scaling.turned"] = share
         elif usual is None and share != 1:
             reading.refuse(name, share, f"every {reading.family.model_type} rotates whole heads", 1.0)
         elif (head := reading.head_size()) and share != 1:  # no head: more heads than width, refused elsewhere
@@ -153,7 +167,7 @@ class _Table:
 
     def read_scaling(self) -> None:
         """The scaling of long waves."""
-        reading, rope, kind = self.reading, self.rope, self.rope.get("rope_type", self.rope.get("type", "default"))
+        reading, rope, kind = self.reading, self.rope, self.kind
         if kind == "su" or (kind == "yarn" and reading.family.model_type == "phi3"):
             kind = "longrope"
         if not isinstance(kind, str) or kind not in _OF_TYPE:
@@ -172,7 +186,9 @@ class _Table:
             return
         reading.fields["positions.scaling"] = kind
         longest, original = reading.fields.get("max_seq_len"), None
-        if kind != "linear":
+        if kind == "proportional":
+            rope.setdefault("factor", 1.0)
+        elif kind != "linear":
             original = self._set(_ORIGINAL, reading.config.get(_ORIGINAL, rope.get(_ORIGINAL, longest)))
             if original is not None and longest is not None and kind != "llama3":
                 rope.setdefault("factor", max(1.0, longest / original))
