@@ -55,6 +55,8 @@ ALSO_PUBLISHED = {
     "codellama-13b": 13016028160, "codellama-34b": 33743970304,
     # Of models with mixers, and others of 2025 and 2026: transformers' modules on the meta device.
     "deepseek-v3.2": 683501956608,
+    "gemma-4-26b-a4b": 25233141760,
+    "gemma-4-31b": 30697345280,
     "glm-4.6": 356785884416,
     "glm-5": 753864119552,
     "glm-5.2": 753329921024,
@@ -65,6 +67,7 @@ ALSO_PUBLISHED = {
     "llama-4-maverick": 400711848960,
     "llama-4-scout": 107769861120,
     "mimo-7b": 7622619136,
+    "mimo-v2-flash": 308778768832,
     "minimax-m2.5": 228689748992,
     "nemotron-3-nano-30b-a3b": 31577937344,
     "nemotron-3-super-120b-a12b": 120668687360,
@@ -121,11 +124,7 @@ def count(spec):
             * (spec.latent.kv_rank * (spec.latent.nope_head_dim + spec.latent.v_head_dim) + spec.latent.v_head_dim * d)
         )
     else:
-        width, kv = heads * spec.head_size, spec.kv_heads * spec.head_size
-        attention = d * width + 2 * d * kv + width * d + (width + 2 * kv if spec.attention.bias else 0)
-        attention += d * width if spec.attention.gated else 0
-        attention += (d if spec.output_bias else 0) + (heads if spec.attention.sinks else 0)
-        attention += {None: 0, "turned": 0, "head": 2 * spec.head_size, "width": width + kv}[spec.attention.qk_norm]
+        attention, others = of_heads(spec, vars(spec.attention)), spec.attention.in_global
     norms = 1 if spec.block == "parallel" else NORMS_OF_A_BLOCK[spec.norm_place]
 
     def mlp(inner):
@@ -137,20 +136,29 @@ def count(spec):
     if spec.layers is not None:
         total = 0
         for at, letter in enumerate((spec.layers * spec.n_layers)[: spec.n_layers]):
-            experts = letter == "E" or (letter in "ARB" and spec.experts and at >= spec.experts.n_dense_layers)
+            experts = letter == "E" or (letter in "AGRB" and spec.experts and at >= spec.experts.n_dense_layers)
             feed = mixture(spec, mlp) if experts else mlp(spec.feed_forward.d_ff)
-            mixed = (attention if letter in "AB*" else 0) + (mixer(spec) if letter in "RBM" else 0)
-            total += (mixed + norm if mixed else 0) + (feed + norm if letter in "ARB-E" else 0)
+            mixed = (attention if letter in "AGB*" else 0) + (mixer(spec) if letter in "RBM" else 0)
+            total += (mixed + norm if mixed else 0) + (feed + norm if letter in "AGRB-E" else 0)
     elif spec.experts is not None:
         inner = spec.experts.expert_d_ff or spec.feed_forward.d_ff
         router = spec.experts.n_experts * (d + spec.experts.router.bias)
         sparse = (
             attention + norms * norm + router + spec.experts.n_experts * mlp(inner) + mlp(spec.experts.n_shared * inner)
         )
+        sparse += spec.experts.shared_d_ff * 3 * d - mlp(inner) if spec.experts.own_norms else 0
+        sparse += 4 * norm + spec.experts.n_experts if spec.experts.own_norms else 0
         sparse -= 0 if spec.experts.n_shared else mlp(0)
         n_sparse = (spec.n_layers - spec.experts.n_dense_layers) // spec.experts.every
         total = (spec.n_layers - n_sparse) * dense + n_sparse * sparse
         total += spec.n_mtp_layers * (sparse + 2 * d * d + 3 * norm)
+    if spec.latent is None and others is not None:
+        n_global = ((spec.layers or "-") * spec.n_layers)[: spec.n_layers].count(
+            "G"
+        ) or spec.n_layers // spec.attention.global_every
+        total += n_global * (
+            of_heads(spec, vars(spec.attention) | {k: v for k, v in vars(others).items() if v is not None}) - attention
+        )
     if spec.indexer is not None and spec.indexer.every > 1:
         behind = spec.n_layers - spec.indexer.leading
         total -= indexer * (behind - behind // spec.indexer.every)
@@ -158,6 +166,16 @@ def count(spec):
     embeddings += (spec.max_seq_len + spec.positions.extra_rows) * d if spec.positions.kind == "learned" else 0
     embeddings += norm if spec.embedding_norm else 0
     return embeddings + total + norm
+
+
+def of_heads(spec, own):
+    """Parameters of attention with these fields of its heads."""
+    d, heads, head = spec.d_model, own["n_heads"], own["head_dim"] or spec.d_model // own["n_heads"]
+    width, wide, kv = heads * head, heads * (own["v_head_dim"] or head), (own["n_kv_heads"] or heads) * head
+    values = 0 if own["keys_as_values"] else (own["n_kv_heads"] or heads) * (own["v_head_dim"] or head)
+    attention = d * (width + kv + values + wide) + (width + kv + values if own["bias"] else 0)
+    attention += (d * width if own["gated"] else 0) + (d if spec.output_bias else 0) + (heads if own["sinks"] else 0)
+    return attention + {None: 0, "turned": 0, "head": 2 * head, "width": width + kv}[own["qk_norm"]]
 
 
 def mixture(spec, mlp):

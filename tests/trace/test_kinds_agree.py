@@ -129,7 +129,8 @@ def heads(random: Random, kernel: str) -> Case:
     turned = ("turned",) if positions == "rope" else ()
     qk_norm, window = choice((None, "head", "width", *turned)), choice((None, 1, 2, 5, 16))
     value_norm = choice((True, False))
-    odd = (1, 3, 5) if qk_norm is None and not value_norm else (3, 5)  # of a width of one torch leaves out sums that have nothing to sum
+    # Of a width of one torch leaves out sums that have nothing to sum.
+    odd = (1, 3, 5) if qk_norm is None and not value_norm else (3, 5)
     width = choice((2, 4, 6, 16) if positions == "rope" else (*odd, 16))
     fields: Case = {
         "attention.n_heads": n_heads, "attention.head_dim": width, "positions": positions,

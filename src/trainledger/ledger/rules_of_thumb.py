@@ -16,7 +16,7 @@ from trainledger.ledger.ledger import Ledger
 from trainledger.ledger.model.parameters import parameters
 from trainledger.ledger.rules import attended_pairs
 from trainledger.spec.frozen import frozen
-from trainledger.spec.layers import segments, spec_of
+from trainledger.spec.layers import segments
 from trainledger.spec.run import Run
 
 Number = Any  # int, float, array or symbol
@@ -287,7 +287,7 @@ def _six_n(run: Run, ledger: Ledger) -> Int:
 def _six_n_and_attention(run: Run, ledger: Ledger) -> Int:
     width: Int = 0  # of the heads of all layers
     for segment in segments(run.model):
-        for spec in (spec_of(run.model, kind) for kind in segment.kinds if kind.attends):
+        for spec in (run.model.of_layers(kind.window) for kind in segment.kinds if kind.attends):
             width += segment.count * spec.attention.n_heads * spec.head_size
     per_token = attention_flops_per_token(1, width, run.recipe.seq_len)
     return _six_n(run, ledger) + per_token * ledger.tokens

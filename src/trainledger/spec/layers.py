@@ -13,7 +13,6 @@ from itertools import pairwise
 from math import isqrt, lcm
 from typing import Any
 
-from trainledger.spec.block import MultiHead
 from trainledger.spec.frozen import frozen
 from trainledger.spec.model import ModelSpec
 from trainledger.spec.problem import InvalidInput, Problem
@@ -83,7 +82,7 @@ def angles_of(spec: ModelSpec, kind: LayerKind) -> str | None:
 
 def rotary_modules(spec: ModelSpec) -> dict[str, ModelSpec]:
     """The rotary modules of a model, each with a spec of its layers."""
-    specs = {angles_of(spec, kind): spec_of(spec, kind) for segment in segments(spec) for kind in segment.kinds}
+    specs = {angles_of(spec, kind): spec.of_layers(kind.window) for segment in segments(spec) for kind in segment.kinds}
     return {name: specs[name] for name in ("rotary", "rotary_local") if name in specs}
 
 
@@ -91,19 +90,6 @@ def windows_of(spec: ModelSpec) -> tuple[int | None, ...]:
     """The distinct attention windows of a model, None for global layers."""
     kinds = [kind for segment in segments(spec) for kind in segment.kinds]
     return tuple(dict.fromkeys(kind.window for kind in kinds if kind.attends))
-
-
-def spec_of(spec: ModelSpec, kind: LayerKind) -> ModelSpec:
-    """The spec with the heads of layers of a kind, and of local ones their rotary angles: own base, no scaling."""
-    heads, rope = spec.attention, spec.rope
-    if isinstance(heads, MultiHead) and heads.in_global is not None and kind.attends and kind.window is None:
-        own = {name: value for name, value in vars(heads.in_global).items() if value is not None}
-        return replace(spec, attention=replace(heads, in_global=None, **own))
-    if rope is None or rope.local_theta is None or kind.window is None:
-        return spec
-    dim = rope.dim if rope.local_dim is None else rope.local_dim
-    angles = replace(rope, theta=rope.local_theta, dim=dim, local_theta=None, local_dim=None, scaling=None)
-    return replace(spec, positions=angles)
 
 
 def mtp_kind(spec: ModelSpec) -> LayerKind:
@@ -130,8 +116,7 @@ def segments(spec: ModelSpec) -> tuple[Segment, ...]:
     """The layers of a model as runs of a repeated pattern, so that work does not grow with the number of layers.
 
     >>> from trainledger.spec.model import ModelSpec
-    >>> from trainledger.spec.block import MultiHead
-    >>> from trainledger.spec.block import Dense, Experts
+    >>>     >>> from trainledger.spec.block import Dense, Experts
     >>> sizes = {"vocab_size": 8, "d_model": 8, "n_layers": 8, "max_seq_len": 8}
     >>> heads = MultiHead(n_heads=2, window=4, global_every=3)
     >>> local = ModelSpec(attention=heads, feed_forward=Dense(d_ff=8), **sizes)
@@ -292,8 +277,7 @@ def layer_runs(spec: ModelSpec, recipe: Recipe | None) -> tuple[LayerRun, ...]:
     Without a recipe nothing is recomputed.
 
     >>> from trainledger.spec.recipe import Recipe
-    >>> from trainledger.spec.block import MultiHead
-    >>> from trainledger.spec.block import Dense
+    >>>     >>> from trainledger.spec.block import Dense
     >>> sizes = {"vocab_size": 8, "d_model": 8, "max_seq_len": 8, "n_layers": 14}
     >>> spec = ModelSpec(attention=MultiHead(n_heads=2), feed_forward=Dense(d_ff=8), **sizes)
     >>> recipe = Recipe(seq_len=8, global_batch=1, steps=1, activation_checkpointing=Segments(n_blocks=4))

@@ -82,8 +82,9 @@ class ModelSpec:
         default=None,
     )
     layers: str | None = setting(
-        "the layers in order, a letter each, repeated: A = attention and MLP, R = mixer and MLP, B = both side by side "
-        "and MLP, G = A where attention is global; with one branch: * = attention, M = mixer, - = MLP, E = experts; absent = A for all",
+        "the layers in order, a letter each, repeated: A = attention and MLP, G = the same where attention is global, "
+        "R = mixer and MLP, B = both side by side and MLP; with one branch: * = attention, M = mixer, - = MLP, "
+        "E = experts; absent = A for all",
         None,
     )
 
@@ -96,6 +97,18 @@ class ModelSpec:
     def indexer(self) -> Indexer | None:
         """The choice of keys where latent attention is sparse."""
         return self.latent.indexer if self.latent is not None else None
+
+    def of_layers(self, window: int | None) -> ModelSpec:
+        """The spec with the heads of layers with this window, and of local ones the angles: own base, no scaling."""
+        heads, rope = self.attention, self.rope
+        if isinstance(heads, MultiHead) and heads.in_global is not None and window is None:
+            own = {name: value for name, value in vars(heads.in_global).items() if value is not None}
+            return replace(self, attention=replace(heads, in_global=None, **own))
+        if rope is None or rope.local_theta is None or window is None:
+            return self
+        dim = rope.dim if rope.local_dim is None else rope.local_dim
+        angles = replace(rope, theta=rope.local_theta, dim=dim, local_theta=None, local_dim=None, scaling=None)
+        return replace(self, positions=angles)
 
     @property
     def leading_layers(self) -> int:

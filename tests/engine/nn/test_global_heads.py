@@ -17,8 +17,8 @@ from trainledger.engine.nn.transformer import Transformer
 from trainledger.spec.convert.huggingface import from_config
 
 SIZES = {
-    "vocab_size": 31, "hidden_size": 24, "num_hidden_layers": 6, "num_attention_heads": 4, "max_position_embeddings": 32,
-    "intermediate_size": 20, "pad_token_id": None,
+    "vocab_size": 31, "hidden_size": 24, "num_hidden_layers": 6, "num_attention_heads": 4, "intermediate_size": 20,
+    "max_position_embeddings": 32, "pad_token_id": None,
 }  # fmt: skip
 GEMMA4 = SIZES | {
     "num_key_value_heads": 2, "head_dim": 8, "global_head_dim": 16, "num_global_key_value_heads": 1,

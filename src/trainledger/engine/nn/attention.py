@@ -22,7 +22,7 @@ from trainledger.engine.nn.checkpointing import again
 from trainledger.engine.nn.norm import RMSNorm, norm_of, widened
 from trainledger.engine.nn.positions import Angles, rotate
 from trainledger.engine.nn.sparse import Choice, Indexer, attend_to_chosen
-from trainledger.spec.layers import LayerKind, spec_of
+from trainledger.spec.layers import LayerKind
 from trainledger.spec.model import ModelSpec
 from trainledger.spec.problem import InvalidInput, Problem
 
@@ -218,7 +218,7 @@ class Attention(nn.Module):
 
     def __init__(self, spec: ModelSpec, kind: LayerKind, implementation: str, dropout: float = 0.0) -> None:
         super().__init__()
-        spec = spec_of(spec, kind)
+        spec = spec.of_layers(kind.window)
         D, K, W = spec.d_model, spec.head_size, spec.value_size
         self.value_size, self.value_norm, self.value_scale = W, spec.attention.value_norm, spec.attention.value_scale
         self.head_size, self.qk_norm, self.gated = K, spec.attention.qk_norm, spec.attention.gated

@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import Tensor, float32, nn
 
-from trainledger.spec.layers import kind_of, spec_of
+from trainledger.spec.layers import kind_of
 from trainledger.spec.model import ModelSpec
 from trainledger.spec.problem import InvalidInput, Problem
 
@@ -77,7 +77,7 @@ class Cache:
         self.layers: list[dict[str, LayerCache | MixerCache]] = [{} for _ in kinds]
         for layer, kind, place in zip(self.layers, kinds, places, strict=True):
             if kind.attends:
-                layer["self_attn"] = LayerCache(heads_of(spec_of(spec, kind)), batch, place, like)
+                layer["self_attn"] = LayerCache(heads_of(spec.of_layers(kind.window)), batch, place, like)
             if kind.chooses and spec.indexer is not None:
                 layer["self_attn.indexer"] = LayerCache([(1, spec.indexer.head_dim)], batch, place, like)
             if kind.mixes:

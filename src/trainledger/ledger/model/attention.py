@@ -18,7 +18,7 @@ from trainledger.ledger.model.attention_core import attend, broadcast, fused_att
 from trainledger.ledger.ops import operations as op
 from trainledger.ledger.ops.norms import layer_norm, norm, rms_norm, widened
 from trainledger.spec.frozen import frozen
-from trainledger.spec.layers import segments, spec_of
+from trainledger.spec.layers import segments
 from trainledger.spec.model import ModelSpec
 from trainledger.spec.serving import CACHE_FORMATS
 
@@ -77,7 +77,7 @@ def kv_cache(spec: ModelSpec, format: str = "bf16") -> KVCache:
     layers = [(kind, segment.count) for segment in segments(spec) for kind in segment.kinds]
     counts = added(((kind.window, kind.chooses), count) for kind, count in layers if kind.attends)
     of_kind = {
-        (kind.window, kind.chooses): heads_of(spec_of(spec, kind), chooses=kind.chooses) for kind, _ in layers
+        (kind.window, kind.chooses): heads_of(spec.of_layers(kind.window), chooses=kind.chooses) for kind, _ in layers
     }
     caches = tuple(LayersCache(count, key[0], of_kind[key]) for key, count in counts.items())
     return KVCache(caches, format, sum(count * kind.mixes for kind, count in layers) * state_nbytes(spec))

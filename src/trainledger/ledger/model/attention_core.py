@@ -29,6 +29,7 @@ from trainledger.spec.units import round_up
 EFFICIENT_ROWS = 32
 # Numbers of 8 bytes that a kernel keeps of the random generator's state, with dropout or without.
 GENERATOR_STATE = {"flash_attention": 3, "efficient_attention": 2, "cudnn_attention": 2}
+WIDEST = 256  # heads of FlashAttention and cuDNN's kernel
 KERNELS = {"flash": "flash_attention", "efficient": "efficient_attention", "cudnn": "cudnn_attention"}
 _LACKS = {
     "cpu": "is a kernel of accelerators, not of a CPU",
@@ -50,6 +51,9 @@ def refusals(sizes: Sizes, dtype: str) -> Iterator[Problem]:
     elif given in ("flash", "cudnn") and dtype == "fp32":
         rule = "is a kernel for 16 bits, and attention computes in fp32 here"
         yield Problem("recipe.attention", given, rule, "math" if spec.attention.custom_scores else "efficient")
+    elif given in ("flash", "cudnn") and spec.attention.in_global and spec.of_layers(None).head_size > WIDEST:
+        rule = f"has heads of at most {WIDEST}, and global layers have {spec.of_layers(None).head_size}"
+        yield Problem("recipe.attention", given, rule, "math" if spec.attention.custom_scores else "sdpa")
     elif given in ("sdpa", "efficient", "cudnn"):
         other = "math" if cpu or dtype == "fp32" else "flash"
         if spec.attention.custom_scores:
@@ -76,7 +80,9 @@ def kernel_of(sizes: Sizes, dtype: str, masked: bool) -> str:
         return _transformer_engines(sizes)
     if cudnn_takes(sizes.backend, dtype, head, value, deterministic=sizes.deterministic):
         return "cudnn_attention"
-    flash = not masked and head == value and dtype != "fp32" and "flash" in fused_kernels(sizes.backend)
+    # Heads of more than 256 it does not have (check_head_dim_size_flash), nor has FlashAttention itself.
+    wide = isinstance(head, int) and head > WIDEST
+    flash = not (masked or wide) and head == value and dtype != "fp32" and "flash" in fused_kernels(sizes.backend)
     return "flash_attention" if flash else "efficient_attention"
 
 

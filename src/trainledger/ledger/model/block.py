@@ -15,7 +15,6 @@ from trainledger.ledger.model.parameters import NORMS
 from trainledger.ledger.ops import operations as op
 from trainledger.ledger.ops.norms import norm
 from trainledger.ledger.parallel.tensor import enter, leave
-from trainledger.spec.layers import spec_of
 
 
 def block(tape: Tape, sizes: Sizes, leaves: BlockLeaves, x: Array, shared: Shared) -> Array:
@@ -73,7 +72,7 @@ def _mix(tape: Tape, sizes: Sizes, leaves: BlockLeaves, x: Array, shared: Shared
 
 def _attend(tape: Tape, sizes: Sizes, leaves: BlockLeaves, x: Array, shared: Shared) -> Array:
     run = latent_attention if sizes.spec.latent else attention
-    if (spec := spec_of(sizes.spec, leaves.kind)) is not sizes.spec:
+    if (spec := sizes.spec.of_layers(leaves.kind.window)) is not sizes.spec:
         sizes = replace(sizes, spec=spec)
     with tape.at("self_attn"):
         return leave(tape, sizes, run(tape, sizes, leaves, enter(tape, sizes, x), shared))

@@ -20,7 +20,7 @@ from trainledger.ledger.model.attention_core import parameters_of_scores
 from trainledger.ledger.ops.adapters import adapt
 from trainledger.spec.block import Indexer, Learned
 from trainledger.spec.frozen import frozen
-from trainledger.spec.layers import LayerKind, LayerRun, layer_runs, mtp_kind, segments, spec_of
+from trainledger.spec.layers import LayerKind, LayerRun, layer_runs, mtp_kind, segments
 from trainledger.spec.mixers import DELTA_CHUNK, GatedDelta, KimiDelta, Mamba2
 from trainledger.spec.model import ModelSpec
 from trainledger.spec.recipe import Recipe
@@ -84,13 +84,14 @@ def block(spec: ModelSpec, kind: LayerKind) -> Named:
     if kind.attends or kind.mixes:
         yield from _norms(spec, first[:1])
         if kind.attends:
-            yield from _inside("self_attn", latent_attention(spec, kind) if spec.latent else attention(spec_of(spec, kind)))
+            own = spec.of_layers(kind.window)
+            yield from _inside("self_attn", latent_attention(spec, kind) if spec.latent else attention(own))
         if kind.mixes:
             yield from _inside("mixer", mixer(spec))
         yield from _norms(spec, first[1:])
     if kind.feeds:
-        own = kind.experts and spec.experts is not None and spec.experts.own_norms
-        yield from _norms(spec, second[:1] if spec.block != "parallel" and not own else ())
+        norms_itself = kind.experts and spec.experts is not None and spec.experts.own_norms
+        yield from _norms(spec, second[:1] if spec.block != "parallel" and not norms_itself else ())
         yield from _inside("mlp", experts(spec) if kind.experts else mlp(spec, spec.feed_forward.d_ff))
         yield from _norms(spec, second[1:])
 
@@ -389,7 +390,7 @@ def scan_flops(spec: ModelSpec, batch: Int, tokens: Int) -> Int:
 def _scores(spec: ModelSpec, kind: LayerKind, tokens: Int, attention: str) -> Int:
     if not kind.attends:
         return 0
-    spec, part = spec_of(spec, kind), spec.indexer
+    spec, part = spec.of_layers(kind.window), spec.indexer
     keys = rules.keys_seen(tokens, part.top_k if part else kind.window if attention == "flash" else None)
     flops = rules.attention_flops(1, spec.attention.n_heads, tokens, keys, spec.head_size, spec.value_size)
     if part is not None and kind.chooses:

@@ -229,12 +229,8 @@ def _context(run: Run) -> Iterator[Problem]:
         kv = run.model.kv_heads if others is None else gcd(run.model.kv_heads, others.n_kv_heads or 0)
         heads = gcd(run.model.attention.n_heads // layout.tensor, max(1, kv // layout.tensor))
         if recipe.seq_len % ranks:
-            yield Problem(
-                "layout.context",
-                ranks,
-                f"must divide recipe.seq_len = {recipe.seq_len}",
-                nearest_divisor(recipe.seq_len, ranks),
-            )
+            near = nearest_divisor(recipe.seq_len, ranks)
+            yield Problem("layout.context", ranks, f"must divide recipe.seq_len = {recipe.seq_len}", near)
         elif heads % ranks:
             rule = f"must divide the {heads} key-value heads of a tensor rank, which all-to-all splits"
             yield Problem("layout.context", ranks, rule, nearest_divisor(gcd(heads, recipe.seq_len), ranks))

@@ -169,9 +169,7 @@ def _rope(spec: ModelSpec, rope: Rope) -> Iterator[Problem]:
     if isinstance(scaling, Yarn) and scaling.beta_fast < scaling.beta_slow:
         rule = f"must be above beta_slow = {scaling.beta_slow}"
         yield Problem(f"{at}.beta_fast", scaling.beta_fast, rule, 4 * scaling.beta_slow)
-    elif isinstance(scaling, Llama3) and (
-        scaling.high_freq_factor < scaling.low_freq_factor
-    ):
+    elif isinstance(scaling, Llama3) and (scaling.high_freq_factor < scaling.low_freq_factor):
         rule = f"must be at least low_freq_factor = {scaling.low_freq_factor}"
         yield Problem(f"{at}.high_freq_factor", scaling.high_freq_factor, rule, 4 * scaling.low_freq_factor)
 

@@ -37,6 +37,47 @@ HYBRIDS = {
             "use_qk_norm": False, "vocab_size": 202048,
         },
     },
+    "gemma-4-31b": {
+        "model_type": "gemma4", "text_config": {
+            "attention_bias": False, "attention_k_eq_v": True, "enable_moe_block": False, "expert_intermediate_size":
+            None, "final_logit_softcapping": 30.0, "global_head_dim": 512, "head_dim": 256, "hidden_activation":
+            "gelu_pytorch_tanh", "hidden_size": 5376, "hidden_size_per_layer_input": 0, "intermediate_size": 21504,
+            "layer_types": (["sliding_attention"] * 5 + ["full_attention"]) * 10, "max_position_embeddings": 262144,
+            "model_type": "gemma4_text", "num_attention_heads": 32, "num_experts": None, "num_global_key_value_heads":
+            4, "num_hidden_layers": 60, "num_key_value_heads": 16, "num_kv_shared_layers": 0, "rms_norm_eps": 1e-06,
+            "rope_parameters": {"full_attention": {"partial_rotary_factor": 0.25, "rope_theta": 1000000.0,
+            "rope_type": "proportional"}, "sliding_attention": {"rope_theta": 10000.0, "rope_type": "default"}},
+            "sliding_window": 1024, "tie_word_embeddings": True, "top_k_experts": None, "use_bidirectional_attention":
+            "vision", "use_double_wide_mlp": False, "vocab_size": 262144, "vocab_size_per_layer_input": 262144,
+        },
+    },
+    "gemma-4-26b-a4b": {
+        "model_type": "gemma4", "text_config": {
+            "attention_bias": False, "attention_k_eq_v": True, "enable_moe_block": True, "final_logit_softcapping":
+            30.0, "global_head_dim": 512, "head_dim": 256, "hidden_activation": "gelu_pytorch_tanh", "hidden_size":
+            2816, "hidden_size_per_layer_input": 0, "intermediate_size": 2112, "layer_types": (["sliding_attention"] *
+            5 + ["full_attention"]) * 5, "max_position_embeddings": 262144, "model_type": "gemma4_text",
+            "moe_intermediate_size": 704, "num_attention_heads": 16, "num_experts": 128, "num_global_key_value_heads":
+            2, "num_hidden_layers": 30, "num_key_value_heads": 8, "num_kv_shared_layers": 0, "rms_norm_eps": 1e-06,
+            "rope_parameters": {"full_attention": {"partial_rotary_factor": 0.25, "rope_theta": 1000000.0,
+            "rope_type": "proportional"}, "sliding_attention": {"rope_theta": 10000.0, "rope_type": "default"}},
+            "sliding_window": 1024, "tie_word_embeddings": True, "top_k_experts": 8, "use_bidirectional_attention":
+            "vision", "use_double_wide_mlp": False, "vocab_size": 262144, "vocab_size_per_layer_input": 262144,
+        },
+    },
+    "mimo-v2-flash": {
+        "model_type": "mimo_v2_flash", "num_hidden_layers": 48, "hidden_size": 4096, "num_attention_heads": 64,
+        "num_key_value_heads": 4, "head_dim": 192, "v_head_dim": 128, "intermediate_size": 16384, "vocab_size":
+        152576, "max_position_embeddings": 262144, "rope_theta": 5000000, "swa_rope_theta": 10000,
+        "partial_rotary_factor": 0.334, "sliding_window": 128, "sliding_window_size": 128, "attention_chunk_size":
+        128, "swa_num_attention_heads": 64, "swa_num_key_value_heads": 8, "swa_head_dim": 192, "swa_v_head_dim": 128,
+        "hybrid_layer_pattern": [0] + ([1] * 4 + [0] + [1]) * 7 + [1] * 4 + [0], "moe_layer_freq": [0] + [1] * 47,
+        "moe_intermediate_size": 2048, "n_routed_experts": 256, "n_shared_experts": None, "num_experts_per_tok": 8,
+        "norm_topk_prob": True, "scoring_func": "sigmoid", "n_group": 1, "topk_group": 1, "topk_method": "noaux_tc",
+        "routed_scaling_factor": None, "hidden_act": "silu", "layernorm_epsilon": 1e-05, "attention_bias": False,
+        "attention_value_scale": 0.707, "add_swa_attention_sink_bias": True, "add_full_attention_sink_bias": False,
+        "tie_word_embeddings": False,
+    },
     "qwen3.5-35b-a3b": {
         "model_type": "qwen3_5_moe", "text_config": {
             "model_type": "qwen3_5_moe_text", "attn_output_gate": True, "full_attention_interval": 4, "head_dim": 256,

@@ -14,6 +14,7 @@ from trainledger.spec.convert.huggingface import from_config, left_out, to_confi
 from trainledger.spec.problem import InvalidInput
 
 COUNTS = {
+    "gemma-4-31b": 30_697_345_280, "gemma-4-26b-a4b": 25_233_141_760, "mimo-v2-flash": 308_778_768_832,
     "llama-4-scout": 107_769_861_120, "llama-4-maverick": 400_711_848_960,
     "qwen3-next-80b-a3b": 79_674_391_296, "qwen3.5-35b-a3b": 34_660_610_688,
     "nemotron-3-nano-30b-a3b": 31_577_937_344, "nemotron-h-56b": 56_324_350_464,
@@ -21,6 +22,8 @@ COUNTS = {
     "granite-4.0-h-small": 32_207_337_984, "falcon-h1-7b": 7_585_513_568, "lfm2-350m": 354_483_968,
     "lfm2-8b-a1b": 8_339_929_856, "kimi-linear-48b-a3b": 49_122_675_072,
 }  # fmt: skip
+
+GEMMA_4 = HYBRIDS["gemma-4-31b"]["text_config"]
 
 
 @pytest.mark.parametrize("name", HYBRIDS)
@@ -55,6 +58,15 @@ def test_their_layers_and_what_a_token_passes_through():
         ("nemotron-3-nano-30b-a3b", {"moe_latent_size": 0}, "moe_latent_size = 0: must be at least 1"),
         ("nemotron-3-ultra-550b-a55b", {"layers_block_type": None}, "num_hidden_layers: is missing"),
         ("llama-4-scout", {"text_config": HYBRIDS["llama-4-scout"]["text_config"] | {"moe_layers": [3]}}, "every n-th"),
+        ("gemma-4-31b", {"text_config": GEMMA_4 | {"num_hidden_layers": 59, "layer_types": None}}, "must end with a"),
+        ("gemma-4-31b", {"text_config": GEMMA_4 | {"hidden_size_per_layer_input": 256}}, "is not accounted for"),
+        ("gemma-4-31b", {"text_config": GEMMA_4 | {"enable_moe_block": True}}, "num_experts: is missing, and enable"),
+        (
+            "mimo-v2-flash",
+            {"swa_head_dim": 128},
+            "local layers have those of global ones here; nearest that works: 192",
+        ),
+        ("mimo-v2-flash", {"moe_layer_freq": [1] * 47 + [0]}, "must be 0 in the first of the 48 layers"),
         ("nemotron-h-56b", {"hybrid_override_pattern": "M*X"}, "layer_types = 'M*X': must be 118 of"),
         ("granite-4.0-h-small", {"mamba_d_head": 60}, "times mamba_n_heads = 128 must be 8192; nearest that works: 64"),
         ("granite-4.0-h-small", {"position_embedding_type": "alibi"}, "must be rope or nope"),
@@ -77,6 +89,19 @@ def test_layers_of_llama_4():
     assert (scout.attention.qk_norm, maverick.attention.qk_norm) == ("turned", None)
     assert (scout.experts.every, maverick.experts.every, maverick.feed_forward.d_ff) == (1, 2, 16384)
     assert any("its score multiplies what experts read" in note for note in left_out(HYBRIDS["llama-4-scout"]))
+
+
+def test_global_layers_with_other_heads():
+    """Of Gemma 4 wider heads with keys as values, of MiMo-V2 half the key-value heads and no sinks."""
+    gemma, mimo = (from_config(HYBRIDS[name]) for name in ("gemma-4-31b", "mimo-v2-flash"))
+    assert (gemma.head_size, gemma.kv_heads, gemma.attention.keys_as_values) == (256, 16, False)
+    wide = gemma.of_layers(None)
+    assert (wide.head_size, wide.kv_heads, wide.attention.keys_as_values) == (512, 4, True)
+    assert (wide.rope.theta, wide.rope.scaling.turned) == (1e6, 0.25)
+    assert (gemma.of_layers(1024).rope.theta, gemma.of_layers(1024).rope.scaling) == (1e4, None)
+    assert mimo.layers.startswith("GAAAAGAAAAAG")
+    assert (mimo.kv_heads, mimo.value_size, mimo.attention.window, mimo.rotary_size) == (8, 128, 129, 64)
+    assert (mimo.of_layers(None).kv_heads, mimo.of_layers(None).attention.sinks) == (4, False)
 
 
 def test_a_hybrid_without_any_mixer_is_a_plain_model():

@@ -114,7 +114,8 @@ def read_gemma4(reading: Reading) -> None:
     if reading.has("d_model"):
         fields["embedding_scale"] = float(fields["d_model"]) ** 0.5
     if reading.has("n_layers") and (every is None or fields["n_layers"] % every):
-        reading.refuse("layer_types", reading.config.get("layer_types"), "must end with a global layer after local ones")
+        types = reading.config.get("layer_types")
+        reading.refuse("layer_types", types, "must end with a global layer, and have every n-th one global")
     own = "attention.in_global"
     reading.take(f"{own}.head_dim", "global_head_dim", 512)
     if reading.flag("attention_k_eq_v", False):
@@ -141,7 +142,7 @@ def read_mimo_v2(reading: Reading) -> None:
         return
     n_layers, listed = fields["n_layers"], config.get("hybrid_layer_pattern")
     if "layer_types" not in config:
-        marks = [0 < at and (at + 1) % 6 > 0 for at in range(n_layers)] if listed is None else listed
+        marks = [at > 0 and (at + 1) % 6 > 0 for at in range(n_layers)] if listed is None else listed
         read_letters(reading, ["sliding_attention" if mark else "full_attention" for mark in marks])
     window = reading.whole("sliding_window", 129, 1)  # tokens before the query, and itself
     fields["attention.window"] = reading.whole("sliding_window_size", window - 1, 1) + 1
