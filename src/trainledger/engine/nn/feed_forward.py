@@ -176,16 +176,16 @@ class Experts(nn.Module):
 
     def forward(self, x_BTD: Tensor) -> Tensor:
         """[B, T, D] in and out."""
-        low, stream_BTD = compute_dtype(x_BTD), x_BTD
-        x_BTD = normed(self.experts_norm, stream_BTD).to(low)
-        y_ND = self._routed(x_BTD, x_BTD if self.experts_norm is None else stream_BTD)
+        low, stream_BTD = compute_dtype(x_BTD), None if self.experts_norm is None else x_BTD
+        x_BTD = normed(self.experts_norm, x_BTD).to(low)
+        y_ND = self._routed(x_BTD, x_BTD if stream_BTD is None else stream_BTD)
         if self.latent_out is not None:
             y_ND = self.latent_out(y_ND)
         y_ND = normed(self.experts_out_norm, y_ND)
         y_BTD = y_ND.view(x_BTD.shape)
         del y_ND
         if self.shared_experts is not None:
-            if self.shared_norm is not None:
+            if self.shared_norm is not None and stream_BTD is not None:
                 x_BTD = self.shared_norm(stream_BTD).to(low)
             shared_BTD = normed(self.shared_out_norm, self.shared_experts(x_BTD))
             if self.shared_expert_gate is not None:

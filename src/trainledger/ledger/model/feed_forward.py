@@ -84,15 +84,15 @@ def experts(tape: Tape, sizes: Sizes, leaves: BlockLeaves, x: Array) -> Array:
     def normed(name: str, x: Array) -> Array:
         return norm(tape, sizes, x, leaves.named, f"mlp.{name}") if mixture.own_norms else x
 
-    stream = x
-    x = op.cast(tape, normed("experts_norm", stream), tape.compute_dtype)
-    y = _routed(tape, own, leaves, x, stream if mixture.own_norms else x)
+    stream = x if mixture.own_norms else None
+    x = op.cast(tape, normed("experts_norm", x), tape.compute_dtype)
+    y = _routed(tape, own, leaves, x, x if stream is None else stream)
     if mixture.expert_d_model:
         y = _projected(tape, leaves, "latent_out", y, own.rows, mixture.expert_d_model, spec.d_model)
     y = normed("experts_out_norm", y)
     if not mixture.n_shared:
         return y
-    if mixture.own_norms:
+    if stream is not None:
         x = op.cast(tape, normed("shared_norm", stream), tape.compute_dtype)
     with tape.at("shared_experts"):
         width = mixture.shared_width
