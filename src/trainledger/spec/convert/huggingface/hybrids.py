@@ -121,9 +121,11 @@ def read_gemma4(reading: Reading) -> None:
     if reading.flag("attention_k_eq_v", False):
         fields[f"{own}.keys_as_values"] = True
         reading.take(f"{own}.n_kv_heads", "num_global_key_value_heads")
-    for key, usual in {"hidden_size_per_layer_input": 256, "num_kv_shared_layers": 0}.items():
+    shared = "layers that attend to keys and values of an earlier one (Gemma 4 E2B and E4B) are not accounted for"
+    inputs = "embeddings that each layer reads beside the stream (Gemma 4 E2B and E4B) are not accounted for"
+    for key, usual, rule in (("hidden_size_per_layer_input", 256, inputs), ("num_kv_shared_layers", 0, shared)):
         if count := reading.whole(key, usual):
-            reading.refuse(key, count, "is not accounted for", 0)
+            reading.refuse(key, count, rule, 0)
     if reading.flag("enable_moe_block", False):
         fields |= {"feed_forward": "experts", "feed_forward.n_shared": 1, "feed_forward.own_norms": True}
         fields["feed_forward.shared_d_ff"] = fields.get("feed_forward.d_ff")
