@@ -36,8 +36,6 @@ def model_problems(spec: ModelSpec) -> Iterator[Problem]:
         if spec.experts.own_norms and spec.norm_place != "sandwich":
             rule = "experts norm the stream themselves and what they made, as norm_place = 'sandwich' has it"
             yield Problem("model.feed_forward.own_norms", True, rule, False)
-        if spec.experts.own_norms and spec.experts.shared_gate:
-            yield Problem("model.feed_forward.shared_gate", True, "cannot be combined with own_norms", False)
     # Every layer of a pattern is followed by itself, so a pattern may not be as long as a model.
     if min(period_of(spec), spec.n_layers) > LONGEST_PATTERN:
         rule = (
@@ -189,8 +187,9 @@ def _experts(experts: Experts, n_layers: int) -> Iterator[Problem]:
     elif count >= experts.per_token > in_groups:
         rule = f"is more than the {in_groups} experts in the chosen groups"
         yield Problem(f"{at}.per_token", experts.per_token, rule, in_groups)
-    if experts.shared_gate and not experts.n_shared:
-        yield Problem(f"{at}.shared_gate", True, "there is no shared expert (n_shared)", False)
+    if experts.shared_gate and (experts.own_norms or not experts.n_shared):
+        rule = "there is no shared expert (n_shared)" if not experts.n_shared else "cannot be combined with own_norms"
+        yield Problem(f"{at}.shared_gate", True, rule, False)
     if experts.shared_d_ff is not None and not experts.n_shared:
         yield Problem(f"{at}.shared_d_ff", experts.shared_d_ff, "there is no shared expert (n_shared)", "none")
     if experts.n_dense_layers > n_layers:
