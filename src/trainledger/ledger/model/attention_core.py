@@ -51,7 +51,7 @@ def refusals(sizes: Sizes, dtype: str) -> Iterator[Problem]:
     elif given in ("flash", "cudnn") and dtype == "fp32":
         rule = "is a kernel for 16 bits, and attention computes in fp32 here"
         yield Problem("recipe.attention", given, rule, "math" if spec.attention.custom_scores else "efficient")
-    elif given in ("flash", "cudnn") and spec.attention.in_global and spec.of_layers(None).head_size > WIDEST:
+    elif spec.attention.in_global and given in ("flash", "cudnn") and _heads_too_wide(sizes):
         rule = f"has heads of at most {WIDEST}, and global layers have {spec.of_layers(None).head_size}"
         yield Problem("recipe.attention", given, rule, "math" if spec.attention.custom_scores else "sdpa")
     elif given in ("sdpa", "efficient", "cudnn"):
@@ -59,6 +59,11 @@ def refusals(sizes: Sizes, dtype: str) -> Iterator[Problem]:
         if spec.attention.custom_scores:
             rule = f"PyTorch has no such kernel with {spec.attention.custom_scores}"
             yield Problem("recipe.attention", given, rule, other)
+
+
+def _heads_too_wide(sizes: Sizes) -> bool:
+    """Global layers have wider heads than FlashAttention; a server has a kernel for them (vLLM, its Triton backend)."""
+    return sizes.cache is None and sizes.spec.of_layers(None).head_size > WIDEST
 
 
 def written_out_here(sizes: Sizes) -> bool:
