@@ -41,7 +41,7 @@ _LACKS = {
 def refusals(sizes: Sizes, dtype: str) -> Iterator[Problem]:
     """What the recipe's attention cannot do for this model with this backend in ``dtype``, with a kernel that can."""
     spec, given = sizes.spec, sizes.attention
-    cpu = sizes.backend == "cpu"
+    wide = spec.attention.in_global is not None and spec.of_layers(None).head_size > WIDEST
     unfused = spec.attention.custom_scores or (sizes.of_megatron and sizes.backend == "sm70")
     if given in KERNELS and given not in fused_kernels(sizes.backend, dtype):
         yield Problem("recipe.attention", given, _LACKS[sizes.backend], "math" if unfused else "sdpa")
@@ -51,19 +51,13 @@ def refusals(sizes: Sizes, dtype: str) -> Iterator[Problem]:
     elif given in ("flash", "cudnn") and dtype == "fp32":
         rule = "is a kernel for 16 bits, and attention computes in fp32 here"
         yield Problem("recipe.attention", given, rule, "math" if spec.attention.custom_scores else "efficient")
-    elif spec.attention.in_global and given in ("flash", "cudnn") and _heads_too_wide(sizes):
+    elif wide and given in ("flash", "cudnn") and sizes.cache is None:  # vLLM's Triton kernels have such heads
         rule = f"has heads of at most {WIDEST}, and global layers have {spec.of_layers(None).head_size}"
         yield Problem("recipe.attention", given, rule, "math" if spec.attention.custom_scores else "sdpa")
-    elif given in ("sdpa", "efficient", "cudnn"):
-        other = "math" if cpu or dtype == "fp32" else "flash"
-        if spec.attention.custom_scores:
-            rule = f"PyTorch has no such kernel with {spec.attention.custom_scores}"
-            yield Problem("recipe.attention", given, rule, other)
-
-
-def _heads_too_wide(sizes: Sizes) -> bool:
-    """Global layers have wider heads than FlashAttention; a server has a kernel for them (vLLM, its Triton backend)."""
-    return sizes.cache is None and sizes.spec.of_layers(None).head_size > WIDEST
+    elif given in ("sdpa", "efficient", "cudnn") and spec.attention.custom_scores:
+        rule = f"PyTorch has no such kernel with {spec.attention.custom_scores}"
+        other = "math" if sizes.backend == "cpu" or dtype == "fp32" else "flash"
+        yield Problem("recipe.attention", given, rule, other)
 
 
 def written_out_here(sizes: Sizes) -> bool:
@@ -85,8 +79,7 @@ def kernel_of(sizes: Sizes, dtype: str, masked: bool) -> str:
         return _transformer_engines(sizes)
     if cudnn_takes(sizes.backend, dtype, head, value, deterministic=sizes.deterministic):
         return "cudnn_attention"
-    # Heads of more than 256 it does not have (check_head_dim_size_flash), nor has FlashAttention itself.
-    wide = isinstance(head, int) and head > WIDEST
+    wide = isinstance(head, int) and head > WIDEST  # check_head_dim_size_flash
     flash = not (masked or wide) and head == value and dtype != "fp32" and "flash" in fused_kernels(sizes.backend)
     return "flash_attention" if flash else "efficient_attention"
 
