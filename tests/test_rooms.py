@@ -149,18 +149,18 @@ CEILINGS: dict[str, tuple[int, int, int]] = {
     "answers": (82, 11476, 1362),
     "catalog": (3, 253, 22),
     "cli": (15, 2113, 343),
-    "engine": (69, 10491, 1110),
+    "engine": (69, 10519, 1111),
     "forecast": (58, 10105, 895),
-    "ledger": (50, 7898, 604),
+    "ledger": (50, 7947, 607),
     "observe": (40, 5852, 628),
     "report": (13, 1717, 145),
-    "spec": (52, 8477, 460),
+    "spec": (52, 8620, 460),
     "tensors": (10, 1946, 108),
     "trace": (51, 9249, 769),
     "web": (28, 3935, 495),
 }
 # Of the whole: files, lines, ``fmt: skip``, short files with a single importer in their folder.
-MOST_FILES, MOST_LINES, MOST_SKIPS, MOST_LONE = 473, 103231, 150, 6
+MOST_FILES, MOST_LINES, MOST_SKIPS, MOST_LONE = 473, 103475, 150, 5
 
 
 @pytest.mark.parametrize("room", CEILINGS)
@@ -228,7 +228,7 @@ def lines_of(paths: Iterable[Path]) -> int:
     return sum(path.read_text(encoding="utf-8").count("\n") for path in paths)
 
 
-MOST_TEST_LINES = 75_234
+MOST_TEST_LINES = 75_410
 
 
 def test_tests_keep_below_their_ceiling() -> None:
