@@ -1,15 +1,16 @@
 """Ours beside other estimators of training memory and time, on the same measured rows: writes docs/tables/peers.csv.
 
-    python bench/peers.py --simumax DIR --calculon DIR --megatron FILE --python PYTHON
+    python bench/peers.py --simumax DIR --calculon DIR --megatron FILE --python PYTHON --accelerate PYTHON
 
 Each is asked in its own way, at the versions below, and none is kept here: DIR are unpacked snapshots of SimuMax
 (4dcaae5) and Calculon, FILE is Megatron-LM's megatron/training/theoretical_memory_usage.py (d98e8a64), PYTHON an
-interpreter with llm-analysis (0.2.2), and with pandas and psutil for Calculon. What is left out is left out of the
-table. Seconds are those of one case.
+interpreter with llm-analysis (0.2.2), and with pandas and psutil for Calculon, or one with accelerate (1.15.0). Rows of
+who is not asked stay as they are. Seconds are those of one case.
 
 Rows: SimuMax's 43 cases on 8 B200 (Megatron-LM 23e00ed), of which it prints its own predictions, and eight steps on
 A100 (Korthikanti et al. 2022, arXiv 2205.05198, table 5), which Calculon has with its tests. Ours are made without any
-constant fitted on either.
+constant fitted on either. accelerate's estimate-memory asks for no layout, batch or length: its rows are those of all
+weights trained on one device, six of Qwen's page.
 """
 
 from __future__ import annotations
@@ -31,8 +32,10 @@ ROOT = Path(__file__).resolve().parents[1]
 TABLE = ROOT / "docs" / "tables" / "peers.csv"
 sys.path[:0] = [str(ROOT / "tools" / "published")]
 
+from error_rows import memory_rows  # noqa: E402
 from later_predictions import predictions  # noqa: E402
 from later_runs import ALLOCATED, later_runs  # noqa: E402
+from published_case import read_rows  # noqa: E402
 
 from trainledger import catalog  # noqa: E402
 from trainledger.answers.load import load  # noqa: E402
@@ -103,6 +106,20 @@ def megatron_rows(file: Path, errors: Errors) -> None:
         errors["B200, dense, peak allocated", "Megatron-LM's estimate"].append((error, took))
 
 
+def one_device(interpreter: str, errors: Errors) -> None:
+    """Ours, and what accelerate's estimate-memory prints of a model's weights, trained by Adam in bf16 (2026-11-30)."""
+    measured = {row.name: row for row in memory_rows() if row.devices == 1 and "adapters" not in row.kinds}
+    for row in read_rows():
+        if (known := measured.get(row["id"])) is None or known.measured is None:
+            continue
+        rows = "A100, Qwen-1.8B on one device, driver's peak"
+        errors[rows, "trainledger"].append((known.predicted / known.measured - 1, 0.0))
+        asked = [interpreter, "-c", _ACCELERATE, row["params"]]
+        done = subprocess.run(asked, capture_output=True, text=True, check=True)
+        nbytes, took = json.loads(done.stdout.strip().splitlines()[-1])
+        errors[rows, "accelerate estimate-memory"].append((nbytes / known.measured - 1, took))
+
+
 def _module_of(file: Path) -> Any:
     """The estimator alone, whose relative import of the rest of Megatron-LM is replaced by what it takes from there."""
     text = file.read_text(encoding="utf-8").replace("from .utils import is_hybrid_model, print_rank_0", "")
@@ -164,6 +181,13 @@ def _ours(sizes: dict[str, Any], execution: dict[str, Any]) -> float:
     return float(seconds.seconds)  # type: ignore[arg-type]
 
 
+_ACCELERATE = """
+import json, sys, time
+from accelerate.commands.estimate import estimate_training_usage
+started = time.perf_counter()
+told = estimate_training_usage(4 * int(sys.argv[1]), "bfloat16")
+print("\\n" + json.dumps([max(told.values()), time.perf_counter() - started]))
+"""
 _CALCULON = """
 import json, logging, sys, time
 sizes, run, vocabulary, calculon = json.loads(sys.argv[1])
@@ -197,12 +221,16 @@ print("\\n" + json.dumps([told["latency_per_iter"], time.perf_counter() - starte
 
 
 def table(errors: Errors) -> Iterator[tuple[object, ...]]:
-    yield "rows", "estimator", "count", "median absolute error %", "bias %", "largest %", "seconds of a case"
-    for (rows, tool), found in sorted(errors.items()):
+    with open(TABLE, newline="", encoding="utf-8") as file:
+        head, *lines = csv.reader(file)
+    known: dict[tuple[str, str], tuple[object, ...]] = {(line[0], line[1]): tuple(line) for line in lines}
+    for (rows, tool), found in errors.items():
         off = [100 * error for error, _ in found]
         took = median(seconds for _, seconds in found)
         figures = (f"{figure:.2f}" for figure in (median(map(abs, off)), median(off), max(map(abs, off))))
-        yield rows, tool, len(off), *figures, f"{took:.2g}" if took else "as printed"
+        known[rows, tool] = rows, tool, len(off), *figures, f"{took:.2g}" if took else "as printed"
+    yield tuple(head)
+    yield from (known[key] for key in sorted(known))
 
 
 def main() -> None:
@@ -210,15 +238,19 @@ def main() -> None:
     for name in ("simumax", "calculon", "megatron"):
         parser.add_argument(f"--{name}", type=Path)
     parser.add_argument("--python", default=sys.executable)
+    parser.add_argument("--accelerate", metavar="PYTHON")
     given = parser.parse_args()
     errors: Errors = defaultdict(list)
     if given.calculon is not None:
         table_5(given.calculon, given.python, errors)
     if given.megatron is not None:
         megatron_rows(given.megatron, errors)
+    if given.accelerate is not None:
+        one_device(given.accelerate, errors)
     simumax_rows(given.simumax, errors)
+    text = list(table(errors))
     with open(TABLE, "w", newline="", encoding="utf-8") as file:
-        csv.writer(file, lineterminator="\n").writerows(table(errors))
+        csv.writer(file, lineterminator="\n").writerows(text)
     print(TABLE.read_text(encoding="utf-8"))
 
 

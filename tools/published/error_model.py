@@ -62,9 +62,9 @@ def _place(devices: int) -> int:
 
 
 # How much a row says of another class, for each step in the number of devices and for the answer that differs. Chosen
-# among halves, thirds and tenths by coverage on these rows: four numbers for a thousand rows.
-APART, LENGTH_APART, EXPERTS_APART, ADAPTERS_APART = 0.5, 0.05, 0.3, 0.1
-FURTHER_STEPS, FURTHER_PEAKS = 1.5, 0.5  # weights of a further source: there are few of memory
+# among halves, fifths and tenths by coverage on these rows: four numbers for a thousand rows.
+APART, LENGTH_APART, EXPERTS_APART, ADAPTERS_APART = 0.5, 0.1, 0.2, 0.1
+FURTHER_STEPS, FURTHER_PEAKS = 2.0, 0.5  # weights of a further source: there are few of memory
 
 
 def step_spread(rows: Sequence[ErrorRow], of: Class, basis: str) -> Spread:

@@ -14,6 +14,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
+from statistics import geometric_mean
 from typing import Any
 
 import numpy as np
@@ -34,6 +35,10 @@ DATE = "2026-11-21"  # of the rows; a calibration is as old as what it was fitte
 # A launch is work of the host and of the program, whatever the device. No row on H100, V100 or Blackwell waits for it;
 # those on A100 give 44 microseconds, and steps that wait for it on an H200 47 to 54 (bench/results, 2026-11-26).
 LAUNCH = 4.4e-5
+# Large matmuls in 16 bits on B200 over its peak, by who timed them: the best of squares (1,696 TFLOP/s); 8192 x 8192 x
+# 8192 by cuBLAS under a limit of 750 W (1,088), over the share of the clock that is left; the median of 514 shapes of
+# training steps, run one after another (configs/system/b200_bf16_ceperm.json, 4dcaae5).
+B200_MATMULS = {"zzc0721/torch-performance-test-data": 0.754, "facebookexperimental/triton#854": 0.548, "SimuMax": 0.49}
 # What was known of each type before any fit (data sheets, measured matmuls, papers on attention kernels): the priors.
 PRIORS = {
     "a100-sxm": Efficiency(
@@ -53,10 +58,11 @@ PRIORS = {
         source="matmuls in fp16 of zzc0721/torch-performance-test-data", date=DATE,
     ),
     "blackwell": Efficiency(
-        matmul_share=0.75, float8_share=0.56, depth=128, attention_share=0.15, attention_backward_share=0.125,
-        attention_length=500, bandwidth_share=0.85, kernel_seconds=2.5e-6, launch_seconds=LAUNCH, network_share=0.8,
-        source="matmuls: zzc0721/torch-performance-test-data (B200, bf16), egmsft/AI-benchmarking-guide (GB200, fp8 "
-        "and FlashAttention-2)", date=DATE,
+        matmul_share=geometric_mean(B200_MATMULS.values()), float8_share=0.56, depth=128, attention_share=0.15,
+        attention_backward_share=0.125, attention_length=500, bandwidth_share=0.85, kernel_seconds=2.5e-6,
+        launch_seconds=LAUNCH, network_share=0.8,
+        source=f"matmuls: {', '.join(B200_MATMULS)} (B200, 16 bits), egmsft/AI-benchmarking-guide (GB200, fp8 and "
+        "FlashAttention-2)", date=DATE,
     ),
     "tpu": Efficiency(
         matmul_share=0.8, float8_share=0.8, depth=64, attention_share=0.5, attention_backward_share=0.45,

@@ -1,8 +1,8 @@
 """Predict the facts of November 2026 without what their sources have taught; write ``later_predicted.csv``.
 
 ``python tools/published/later_predictions.py`` takes two minutes. No constant was fitted on these rows. Of Megatron
-Bridge's pages others were: on B200 and GB200 its rows are predicted by constants without those, which ``... refit``
-(ten minutes) writes into ``without_bridge.toml``.
+Bridge's pages others were, and SimuMax timed matmuls that Blackwell's constants begin from: on B200 and GB200 rows of
+both are predicted by constants without those, which ``... refit`` (ten minutes) writes into ``without_*.toml``.
 """
 
 from __future__ import annotations
@@ -14,12 +14,14 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, replace
 from functools import cache
 from pathlib import Path
+from statistics import geometric_mean
 
 import numpy as np
 from later_runs import ALLOCATED, STEP, LaterRun, later_runs
 from throughput_case import CALIBRATED
 
 from trainledger import catalog
+from trainledger.answers.machine import kernels_of
 from trainledger.forecast.predict.device_memory import device_memory
 from trainledger.forecast.predict.parallel_step import layout_time
 from trainledger.ledger.memory.timeline import peak_nbytes
@@ -27,7 +29,8 @@ from trainledger.ledger.ranks import RankAccount, accounts
 from trainledger.spec.device import Efficiency
 
 PREDICTED = Path(__file__).parent / "later_predicted.csv"
-WITHOUT_BRIDGE = Path(__file__).parent / "without_bridge.toml"
+# By the beginning of a row's name: Megatron Bridge's, of whose pages rows are fitted on, and SimuMax's.
+WITHOUT = {"MB": Path(__file__).parent / "without_bridge.toml", "SX": Path(__file__).parent / "without_simumax.toml"}
 OVERHEADS = catalog.overheads()
 _BLACKWELL = CALIBRATED["blackwell"]
 _COLUMNS = ("id", "figure", "measured", "predicted", "device", "usable")
@@ -65,7 +68,7 @@ def predictions(chosen: Callable[[LaterRun], bool] = lambda case: True) -> Itera
     known: dict[object, tuple[RankAccount, ...]] = {}
     for case in filter(chosen, later_runs()[0]):
         if case.run not in known:
-            known[case.run] = tuple(accounts(case.run, backend="cuda"))
+            known[case.run] = tuple(accounts(case.run, backend=kernels_of(case.run)))
         ranks = known[case.run]
         memories = [
             device_memory(
@@ -88,20 +91,20 @@ def predictions(chosen: Callable[[LaterRun], bool] = lambda case: True) -> Itera
 
 
 def efficiency_of(case: LaterRun) -> Efficiency | None:
-    """The constants of a row's device, on which no row of the same pages was fitted."""
-    bridge = case.name.startswith("MB") and case.device.name in _BLACKWELL
-    return without_bridge() if bridge else case.device.efficiency
+    """The constants of a row's device, on which nothing of its source was fitted."""
+    source = case.name[:2]
+    return without(source) if source in WITHOUT and case.device.name in _BLACKWELL else case.device.efficiency
 
 
 @cache
-def without_bridge() -> Efficiency:
-    """Blackwell's constants without Megatron Bridge's pages."""
-    return Efficiency(**tomllib.loads(WITHOUT_BRIDGE.read_text(encoding="utf-8")))
+def without(source: str) -> Efficiency:
+    """Blackwell's constants without what a source has taught."""
+    return Efficiency(**tomllib.loads(WITHOUT[source].read_text(encoding="utf-8")))
 
 
 def refit() -> None:
-    """Fit Blackwell's constants again, without Megatron Bridge's pages."""
-    from fit_devices import PRIORS, refitted, rounded
+    """Fit Blackwell's constants again, without Megatron Bridge's pages and without SimuMax's matmuls."""
+    from fit_devices import B200_MATMULS, PRIORS, refitted, rounded
     from throughput_columns import Columns, around
     from throughput_fit import Fitted, prior_of
     from throughput_times import cases
@@ -109,11 +112,15 @@ def refit() -> None:
     some = tuple(case for case in cases() if case.calibration == "blackwell")
     known = catalog.efficiency(_BLACKWELL[0])
     assert known is not None
-    rows = np.array([float(case.fitted and "Bridge" not in case.source.title) for case in some])
-    found = rounded(refitted(Fitted(known, around(Columns(some), known)), prior_of(PRIORS["blackwell"]), rows))
-    with open(WITHOUT_BRIDGE, "w", encoding="utf-8") as file:
-        file.write("# Written by python tools/published/later_predictions.py refit.\n")
-        file.writelines(f"{field.name} = {getattr(found, field.name)!r}\n".replace("'", '"') for field in fields(found))
+    at = Fitted(known, around(Columns(some), known))
+    for source, path in WITHOUT.items():
+        others = [share for name, share in B200_MATMULS.items() if source != "SX" or name != "SimuMax"]
+        prior = prior_of(replace(PRIORS["blackwell"], matmul_share=geometric_mean(others), source="as Blackwell's"))
+        rows = [float(case.fitted and (source != "MB" or "Bridge" not in case.source.title)) for case in some]
+        found = rounded(refitted(at, prior, np.array(rows)))
+        lines = [f"{field.name} = {getattr(found, field.name)!r}\n".replace("'", '"') for field in fields(found)]
+        head = "# Written by python tools/published/later_predictions.py refit.\n"
+        path.write_text("".join([head, *lines]), encoding="utf-8")
 
 
 @cache
