@@ -8,12 +8,14 @@ import pytest
 import torch
 from agreement import assert_agree, examples
 from hypothesis import given
+from hypothesis import strategies as st
 from random_runs import pick, run_of
 from saving_runs import same_ledgers, saving_runs
 
 from trainledger.ledger.model.parameters import parameters
 from trainledger.ledger.ops.adapters import base_nbytes
 from trainledger.ledger.step import account
+from trainledger.spec.layers import segments
 from trainledger.spec.rules.run import run_problems
 from trainledger.spec.run import Run
 
@@ -40,6 +42,48 @@ torch.set_num_threads(1)
 def test_adapters(run: Run) -> None:
     predicted, _ = same_ledgers(run, in_order=run.recipe.activation_checkpointing.kind != "offload")
     assert dict(predicted.resident)["frozen weights"] > 0
+
+
+EXPERTS = {
+    "feed_forward": "experts", "feed_forward.d_ff": 12, "feed_forward.n_experts": 4, "feed_forward.per_token": 2,
+}  # fmt: skip
+
+
+@examples(40)
+@given(st.data())
+def test_adapters_of_mixtures(data: st.DataObject) -> None:
+    """Of stacks by their weights or by rows, beside those of attention and of shared experts, or alone."""
+    how = data.draw(pick(None, "weights", "rows"))
+    model = {
+        **EXPERTS, "n_layers": data.draw(pick(1, 2, 3)), "feed_forward.n_shared": data.draw(pick(0, 1)),
+        "feed_forward.n_dense_layers": data.draw(pick(0, 1)), "feed_forward.expert_d_ff": data.draw(pick(7, 16)),
+        "feed_forward.bias": data.draw(st.booleans()), "feed_forward.gated": data.draw(st.booleans()), "d_model": 24,
+    }  # fmt: skip
+    if model["feed_forward.n_shared"]:
+        model["feed_forward.shared_gate"] = data.draw(st.booleans())
+    if model["n_layers"] == 1:
+        model["feed_forward.n_dense_layers"] = 0
+    again = data.draw(pick("none", "full", "selective", "attention", "offload"))
+    recipe = {
+        "lora.rank": data.draw(pick(1, 3)), "lora.experts": how or "rows",
+        "lora.targets": data.draw(pick(("linear",), ("q_proj",), ("o_proj",))),
+        "lora.dropout": 0.0 if how == "weights" else data.draw(pick(0.0, 0.1)),
+        "lora.base_format": data.draw(pick(None, "bf16", "nf4")), "activation_checkpointing": again,
+        "precision": data.draw(pick("fp32", "bf16-mixed", "bf16")), "load_balance_loss": data.draw(pick(0.0, 0.01)),
+        "expert_dispatch": data.draw(pick("dropless", "capacity")), "objective": data.draw(pick("next-token", "dpo")),
+    }  # fmt: skip
+    if how is not None:
+        recipe["lora.targets"] = (*recipe["lora.targets"], "experts")[data.draw(pick(0, 1)) :]
+    if recipe["objective"] == "dpo":
+        recipe["load_balance_loss"] = 0.0
+    run = run_of(model=model, **recipe)
+    predicted, _ = same_ledgers(run, in_order=again != "offload")
+    alone = account(run_of(model=model, **{**recipe, "lora.targets": ("q_proj",)}))
+    stacks = sum(segment.count * sum(kind.experts for kind in segment.kinds) for segment in segments(run.model))
+    if how is not None and recipe["lora.targets"] == ("q_proj", "experts"):
+        wide = model["feed_forward.expert_d_ff"] * (2 if model["feed_forward.gated"] else 1)
+        of_layer = 4 * run.recipe.lora.rank * (24 + wide + 24 + model["feed_forward.expert_d_ff"])
+        assert predicted.parameters - alone.parameters == stacks * of_layer
 
 
 def test_frozen_weights_have_no_gradient_no_state_and_no_matmul_of_their_own() -> None:

@@ -178,22 +178,24 @@ def export(
     adapters: Annotated[bool, text("adapters alone (recipe.lora), as PEFT loads them onto their model")] = False,
 ) -> Document:
     """Write a trained model, adapters merged, as a directory that Hugging Face transformers opens with equal logits."""
-    from trainledger.engine.nn.huggingface import export_adapters, export_model
+    from trainledger.engine.nn import huggingface, peft
     from trainledger.engine.train.trained import adapters_in, load_trained, tokenizer_text
 
     if adapters:
         if averaged:
             raise InvalidInput([Problem("--ema", None, "is of merged weights; leave --adapters out")])
         run, stored = adapters_in(Path(model), say)
-        kind = export_adapters(run, stored, Path(out), force=force, model_type=model_type)
-        layers = sum(name.endswith(".lora_a") for name in stored)
+        kind = peft.export_adapters(run, stored, Path(out), force=force, model_type=model_type)
+        layers = sum(".lora_a" in name for name in stored)
         says = f"{out}: adapters of {layers:,} layers of a {kind}\nload them with PEFT:\n"
         data = {"directory": Path(out), "model_type": kind, "adapters": len(stored)}
         return lines(f"{says}  PeftModel.from_pretrained(model, {out!r})", data)
 
     trained = load_trained(Path(model), say, averaged=averaged)
     tokenizer = None if trained.tokenizer is None else tokenizer_text(trained.tokenizer)
-    written = export_model(trained.model, Path(out), dtype, tokenizer=tokenizer, force=force, model_type=model_type)
+    written = huggingface.export_model(
+        trained.model, Path(out), dtype, tokenizer=tokenizer, force=force, model_type=model_type
+    )
     if trained.model.spec.unserved:
         say(f"{trained.model.spec.unserved}, as transformers leaves them out")
     size = parameters(trained.model.spec.served).total

@@ -206,8 +206,9 @@ LOSSES: dict[str, type[Loss]] = {cls.kind: cls for cls in (FullLoss, ChunkedLoss
 
 ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj", "q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj")
 MLP = ("gate_proj", "up_proj", "down_proj")
-LINEAR = (*ATTENTION, *MLP)
-TARGETS = ("linear", "attention", "mlp", *ATTENTION, *MLP)  # what people name: all, a half, or one
+BESIDE_EXPERTS = ("shared_expert_gate", "latent_in", "latent_out")  # PEFT's all-linear takes them, and no router
+LINEAR = (*ATTENTION, *MLP, *BESIDE_EXPERTS)
+TARGETS = ("linear", "attention", "mlp", "experts", *LINEAR)  # what people name: all, a half, or one
 WHOLE = ("embed_tokens", "lm_head")  # what is trained beside adapters
 BASE_FORMATS = ("bf16", "int8", "nf4")
 BLOCKS_OF = {"int8": "int8", "nf4": "nf4-double"}  # their names among the block formats of `dtypes`
@@ -220,7 +221,9 @@ class Lora:
     rank: int = setting("rank of the adapters, such as 16", at_least=1, at_most=10**6)
     alpha: float = setting("the adapters' output is multiplied by alpha / rank", 16.0)
     targets: tuple[str, ...] = setting(
-        "linear layers with adapters: linear (all in the blocks), attention, mlp, or names such as q_proj", ("linear",)
+        "what gets adapters: linear (all in the blocks), attention, mlp, experts (stacks of "
+        "weights), or names such as q_proj",
+        ("linear",),
     )
     dropout: float = setting("probability on the input of an adapter", 0.0, at_least=0, at_most=0.99)
     dora: bool = setting(
@@ -233,9 +236,21 @@ class Lora:
         None,
         choices=BASE_FORMATS,
     )
+    experts: str = setting(
+        "adapters on a mixture's stacks of experts (targets: experts): weights = B A is added to each expert's weight "
+        "in each forward (target_parameters of PEFT), rows = each expert's rows go through A and B (LoRA on grouped "
+        "linear layers, as Megatron-Bridge's); base_format is not theirs",
+        "weights",
+        choices=("weights", "rows"),
+    )
     whole: tuple[str, ...] | None = setting(
         "matrices that are trained whole beside the adapters (modules_to_save of PEFT): embed_tokens, lm_head", None
     )
+
+    @property
+    def of_experts(self) -> str | None:
+        """How experts are adapted; None where they are not."""
+        return self.experts if "experts" in self.targets else None
 
 
 def is_linear(name: str) -> bool:

@@ -46,6 +46,12 @@ GPT2 = {
     "feed_forward.bias": True,
     "tie_embeddings": True,
 }
+EXPERTS = {
+    "feed_forward": "experts",
+    "feed_forward.n_experts": 4,
+    "feed_forward.expert_d_ff": 12,
+    "feed_forward.per_token": 2,
+}
 IDS = torch.randint(50, (2, 16), generator=torch.Generator().manual_seed(0))
 
 
@@ -129,22 +135,40 @@ def test_gradients_are_those_of_the_whole_weight_through_the_adapter() -> None:
     torch.testing.assert_close(layer.lora_b.grad, 2.0 * whole @ layer.lora_a.detach().T)
 
 
-@pytest.mark.parametrize("dropout", [0.0, 0.2])
-def test_dora_learns_as_in_peft(dropout: float) -> None:
+STACKS = ("gate_up_proj", "down_proj")
+OF_PEFT: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
+    "dora": (GPT2, {"lora.dora": True}, {"target_modules": "all-linear", "use_dora": True}),
+    "dora with dropout": (
+        GPT2, {"lora.dora": True, "lora.dropout": 0.2},
+        {"target_modules": "all-linear", "use_dora": True, "lora_dropout": 0.2},
+    ),
+    "experts": (
+        LLAMA | EXPERTS, {"lora.targets": ["attention", "experts"]},
+        {"target_modules": r".*_proj", "target_parameters": [f"experts.{stack}" for stack in STACKS]},
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", OF_PEFT)
+def test_adapters_learn_as_in_peft(case: str) -> None:
     """The same losses from the same start, kept bytes and matmuls of PEFT's own layers."""
     peft = pytest.importorskip("peft")
     from trainledger.trace.step import trace
 
-    run = run_of(GPT2, **{"lora.dora": True, "lora.dropout": dropout})
+    sizes, recipe, theirs_of = OF_PEFT[case]
+    run = run_of(sizes, **recipe)
     ours, theirs = adapted(run).train(), build(run.model, run.recipe).train()
     initialize(theirs, seed=0)
-    config = peft.LoraConfig(r=3, lora_alpha=16, lora_dropout=dropout, target_modules="all-linear", use_dora=True)
-    peft.inject_adapter_in_model(config, theirs.layers)
+    peft.inject_adapter_in_model(peft.LoraConfig(r=3, lora_alpha=16, **theirs_of), theirs.layers)
     letters = {"lora_A.default.weight": "lora_a", "lora_B.default.weight": "lora_b"}
     own = dict(ours.named_parameters())
     for name, parameter in theirs.named_parameters():
         for theirs_part, part in letters.items():
-            if name.endswith(theirs_part):
+            if name.endswith(theirs_part) and ".experts." in name:
+                stack = STACKS["base_layer" not in name]
+                value = own[f"{name.partition('.experts.')[0]}.experts.{part}_{stack}"].data
+                parameter.data.copy_(value.flatten(0, 1) if part == "lora_a" else value.permute(1, 2, 0).flatten(1))
+            elif name.endswith(theirs_part):
                 parameter.data.copy_(own[name.replace(theirs_part, part)].data)
         parameter.requires_grad_(".lora_" in name)
     assert sum(p.numel() for p in theirs.parameters()) == sum(p.numel() for p in ours.parameters())
@@ -164,7 +188,10 @@ def test_dora_learns_as_in_peft(dropout: float) -> None:
     assert losses["ours"][0] > losses["ours"][-1] + 0.1
     assert losses["ours"] == pytest.approx(losses["theirs"], rel=1e-5)
     mine, other = ledgers
-    assert (mine.matmul_flops, mine.kept_nbytes) == (other.matmul_flops, other.kept_nbytes)
+    # To register what it adds to a weight PEFT computes it once more in each forward (torch's check of its shape).
+    folds = sum(entry.flops for entry in mine if entry.name == "baddbmm")
+    assert (mine.matmul_flops + folds, mine.kept_nbytes) == (other.matmul_flops, other.kept_nbytes)
+    assert bool(folds) == (case == "experts")
 
 
 @settings(max_examples=40, deadline=None)
@@ -204,6 +231,8 @@ def test_zeros_stay_zeros() -> None:
         {"precision": "bf16-mixed"},
         {"lora.dora": True},
         {"lora.whole": ["embed_tokens", "lm_head"]},
+        {"lora.targets": ["q_proj", "experts"]},
+        {"lora.targets": ["linear", "experts"], "lora.experts": "rows", "lora.dropout": 0.2, "lora.base_format": "nf4"},
     ],
 )
 def test_a_run_goes_on_where_it_was_stopped(recipe: dict[str, Any], tmp_path: Path) -> None:
@@ -217,7 +246,10 @@ def test_a_run_goes_on_where_it_was_stopped(recipe: dict[str, Any], tmp_path: Pa
     text = tmp_path / "text.txt"
     text.write_text("to be or not to be, that is the question. " * 200)
     table = {
-        "model": {**{k: v for k, v in LLAMA.items() if v is not None}, "vocab_size": 257},
+        "model": {
+            **{k: v for k, v in LLAMA.items() if v is not None}, "vocab_size": 257,
+            **(EXPERTS if "experts" in recipe.get("lora.targets", ()) else {}),
+        },
         "recipe": {
             "seq_len": 16, "global_batch": 4, "micro_batch": 2, "steps": 4, "checkpoints.every": 2, "lora.rank": 2,
             "schedule.warmup_steps": 1, "evaluation.sequences": 2, "checkpoints.keep_last": 4, "learning_rate": 0.01,
@@ -255,9 +287,9 @@ def test_a_run_goes_on_where_it_was_stopped(recipe: dict[str, Any], tmp_path: Pa
         (
             {},
             {"lora.targets": ("q_prj",)},
-            "recipe.lora.targets = 'q_prj': must be of linear, attention, mlp, q_proj, k_proj, v_proj, o_proj, "
-            "q_a_proj, q_b_proj, kv_a_proj_with_mqa, kv_b_proj, gate_proj, up_proj, down_proj; "
-            "nearest that works: q_proj",
+            "recipe.lora.targets = 'q_prj': must be of linear, attention, mlp, experts, q_proj, k_proj, v_proj, "
+            "o_proj, q_a_proj, q_b_proj, kv_a_proj_with_mqa, kv_b_proj, gate_proj, up_proj, down_proj, "
+            "shared_expert_gate, latent_in, latent_out; nearest that works: q_proj",
         ),
         (
             {},
@@ -265,10 +297,22 @@ def test_a_run_goes_on_where_it_was_stopped(recipe: dict[str, Any], tmp_path: Pa
             "recipe.precision = 'fp16-mixed': is not accounted for with frozen weights; nearest that works: bf16-mixed",
         ),
         (
-            {"feed_forward": "experts", "feed_forward.n_experts": 4},
             {},
-            "recipe.lora.rank = 3: there are no adapters for experts (model.feed_forward): train all weights with "
-            "recipe.lora = none",
+            {"lora.targets": ("experts",)},
+            "recipe.lora.targets = ['experts']: the model has no experts (model.feed_forward); "
+            "nearest that works: linear",
+        ),
+        (
+            EXPERTS,
+            {"lora.targets": ("experts",), "lora.dropout": 0.1},
+            "recipe.lora.dropout = 0.1: is of an adapter's input, which what is added to weights has not (but "
+            "recipe.lora.experts = rows); nearest that works: 0.0",
+        ),
+        (
+            EXPERTS,
+            {"lora.targets": ("mlp",)},
+            "recipe.lora.targets = ['mlp']: names no linear layer of this model: q_proj, k_proj, v_proj, o_proj; "
+            "nearest that works: experts",
         ),
         (
             {"feed_forward": "experts", "feed_forward.n_experts": 4, "n_mtp_layers": 1},
@@ -288,7 +332,16 @@ def test_what_does_not_work_is_reported(model: dict[str, Any], recipe: dict[str,
     assert sentence in [str(each) for each in run_problems(run_of({**LLAMA, **model}, **recipe))]
 
 
-@pytest.mark.parametrize("more", [{}, {"lora.dora": True}, {"lora.whole": ["embed_tokens", "lm_head"]}])
+@pytest.mark.parametrize(
+    "more",
+    [
+        {},
+        {"lora.dora": True},
+        {"lora.whole": ["embed_tokens", "lm_head"]},
+        {"lora.targets": ["q_proj", "experts"]},
+        {"lora.targets": ["experts"], "lora.experts": "rows"},
+    ],
+)
 def test_exported_adapters_are_those_that_peft_loads(
     more: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -304,6 +357,8 @@ def test_exported_adapters_are_those_that_peft_loads(
     text.write_text("to be or not to be, that is the question. " * 100)
     recipe = {"seq_len": 16, "global_batch": 4, "steps": 3, "lora.rank": 2, "lora.targets": ["q_proj", "mlp"]}
     sizes = {k: v for k, v in LLAMA.items() if v is not None} | {"vocab_size": 257, "attention.head_dim": 6}
+    if "lora.targets" in more:
+        sizes |= EXPERTS | {"attention.qk_norm": "head"}
     data = {"path": str(text), "tokenizer": "bytes", "validation_fraction": 0.2, "cache": str(tmp_path / "cache")}
     more = {**more, "schedule.warmup_steps": 1, "learning_rate": 0.05}
     run = load({"model": sizes, "recipe": recipe | more, "data": data, "cluster": {"backend": "cpu"}})

@@ -26,7 +26,17 @@ ODD = {"feed_forward.d_ff": 81, "vocab_size": 97, "d_model": 33, "attention.head
 LORA = {"lora.rank": 3}
 DORA = {**LORA, "lora.dora": True}
 WHOLE = {"lora.whole": ["embed_tokens", "lm_head"]}
+EXPERTS = {
+    "feed_forward": "experts", "feed_forward.n_experts": 4, "feed_forward.per_token": 2, "feed_forward.expert_d_ff": 16,
+}  # fmt: skip
+ON_EXPERTS = {**LORA, "lora.targets": ["linear", "experts"]}
 TWO: dict[str, Case] = {
+    "ddp, experts": ({"replicate": 2}, EXPERTS, {**ON_EXPERTS, "global_batch": 4}),
+    "zero 2, experts by rows": ({"shard": 2, "zero": 2}, EXPERTS, {**ON_EXPERTS, "lora.experts": "rows"}),
+    "fsdp, experts": ({"shard": 2}, EXPERTS, {**ON_EXPERTS, "lora.base_format": "nf4"}),
+    "fsdp, experts by rows": (
+        {"shard": 2}, EXPERTS, {**ON_EXPERTS, "lora.experts": "rows", "precision": "bf16-sharded"},
+    ),
     "ddp": ({"replicate": 2}, {}, {**LORA, "global_batch": 4}),
     "ddp, nf4": ({"replicate": 2}, {}, {**LORA, "global_batch": 4, "lora.base_format": "nf4"}),
     "zero 1": ({"shard": 2, "zero": 1}, {}, LORA),

@@ -217,6 +217,15 @@ def test_magnitudes_of_adapters_are_read() -> None:
         assert from_values(values).table["recipe"]["lora"]["dora"] is True
 
 
+def test_adapters_of_experts_are_read() -> None:
+    mixture = AXOLOTL | {"adapter": "lora", "lora_target_modules": ["q_proj"]}
+    stacks = ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"]
+    read = from_values(mixture | {"lora_target_parameters": stacks}).table["recipe"]["lora"]
+    assert read["targets"] == ["q_proj", "experts"]
+    for part in (stacks[:1], [*stacks, "mlp.gate.weight"], [f"7.{stack}" for stack in stacks]):
+        assert "both stacks of the experts" in str(refusals(mixture | {"lora_target_parameters": part}))
+
+
 def test_another_loss_of_preferences_is_refused() -> None:
     with pytest.raises(InvalidInput, match="loss_type = 'ipo': is not accounted for; nearest that works: sigmoid"):
         resolve("trl dpo --model_name_or_path Qwen/Qwen2.5-0.5B --loss_type ipo")

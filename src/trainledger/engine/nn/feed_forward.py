@@ -27,6 +27,7 @@ from trainledger.engine.nn.routing import (
     to_experts,
 )
 from trainledger.spec.model import ModelSpec
+from trainledger.spec.savings import Lora
 
 CLAMP, SWISH = 7.0, 1.702  # of clamped_swish
 
@@ -109,7 +110,29 @@ class ExpertStack(nn.Module):
         for name, shape in shapes.items():
             if spec.feed_forward.bias or not name.endswith("bias"):
                 self.register_parameter(name, nn.Parameter(torch.empty(shape)))
+        self.lora: Lora | None = None
+        self.off = False
         self.reset_parameters()
+
+    def adapt(self, lora: Lora) -> None:
+        """Add adapters, A [E, R, I] and B [E, O, R] of each frozen weight [E, O, I]."""
+        self.lora = lora
+        for name in (self.inward, "down_proj"):
+            E, d_out, d_in = getattr(self, name).shape
+            for part, shape in (("a", (E, lora.rank, d_in)), ("b", (E, d_out, lora.rank))):
+                self.register_parameter(f"lora_{part}_{name}", nn.Parameter(getattr(self, name).new_zeros(shape)))
+
+    def merge(self) -> None:
+        """Add what adapters do to the weights, and remove them."""
+        for name in (self.inward, "down_proj") if self.lora is not None else ():
+            weight = getattr(self, name)
+            assert self.lora is not None
+            with torch.no_grad():
+                b, a = (getattr(self, f"lora_{part}_{name}").to(weight.dtype) for part in "ba")
+                weight.baddbmm_(b, a, alpha=self.lora.alpha / self.lora.rank)
+            for part in "ab":
+                delattr(self, f"lora_{part}_{name}")
+        self.lora = None
 
     def reset_parameters(self) -> None:
         """Uniform within 1 / sqrt(fan_in), as torch fills a linear layer."""
@@ -136,7 +159,20 @@ class ExpertStack(nn.Module):
 
     def _linear(self, x_SD: Tensor, name: str, where: Dispatch, routed: int) -> Tensor:
         weight, bias = self.stack(name), self.stack(f"{name}_bias")
+        a, b = self.stack(f"lora_a_{name}"), self.stack(f"lora_b_{name}")
         assert weight is not None
+        if self.lora is None or a is None or b is None or self.off:
+            return self._multiply(x_SD, weight, bias, where, routed)
+        scale = self.lora.alpha / self.lora.rank
+        if self.lora.experts == "weights":  # as PEFT 0.21 (tuners/lora/layer.py, ``ParamWrapper``)
+            return self._multiply(x_SD, torch.baddbmm(weight, b, a, alpha=scale), bias, where, routed)
+        z_SD = torch.native_dropout(x_SD, p, True)[0] if self.training and (p := self.lora.dropout) else x_SD
+        y_SM = self._multiply(x_SD, weight, bias, where, routed)
+        rest = (None, where, routed)
+        return y_SM + self._multiply(self._multiply(z_SD, a, *rest), b, *rest) * scale
+
+    def _multiply(self, x_SD: Tensor, weight: Tensor, bias: Tensor | None, where: Dispatch, routed: int) -> Tensor:
+        """Each expert's rows times its own matrix of a stack."""
         w_EMD = weight.to(x_SD.dtype)
         b_EM = None if bias is None else bias.to(x_SD.dtype)
         y_SM: Tensor

@@ -33,7 +33,6 @@ from trainledger.spec.convert.huggingface import FAMILIES, from_config, read_jso
 from trainledger.spec.convert.huggingface.family import ExpertNames, Names
 from trainledger.spec.model import ModelSpec
 from trainledger.spec.problem import InvalidInput, Problem, shown
-from trainledger.spec.run import Run
 
 Tensors = list[Tensor]
 
@@ -195,7 +194,6 @@ def per_expert(n_experts: int, parts: int) -> Form:
 CONFIG, INDEX = "config.json", "model.safetensors.index.json"
 TOKENIZER, TOKENIZER_CONFIG = "tokenizer.json", "tokenizer_config.json"
 WRITTEN = frozenset({CONFIG, FILE, TOKENIZER, TOKENIZER_CONFIG})  # all that an export writes
-ADAPTER_FILES = frozenset({"adapter_model.safetensors", "adapter_config.json"})
 STACKED = ("experts.gate_up_proj", "experts.up_proj")  # experts as the modules of transformers 5 have them
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
@@ -239,49 +237,9 @@ def export_model(
             config["eos_token_id"] = tokenizer.end_id
             (partial / TOKENIZER).write_text(tokenizer.definition, encoding="utf-8")
             settings = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": tokenizer.end_token}
-            _write_json(partial / TOKENIZER_CONFIG, settings | {"model_max_length": model.spec.max_seq_len})
-        _write_json(partial / CONFIG, config)
+            write_json(partial / TOKENIZER_CONFIG, settings | {"model_max_length": model.spec.max_seq_len})
+        write_json(partial / CONFIG, config)
     return str(config["model_type"])
-
-
-_PARTS_OF_PEFT = {"lora_a": "lora_A.weight", "lora_b": "lora_B.weight", "lora_magnitude": "lora_magnitude_vector"}
-
-
-def export_adapters(
-    run: Run, adapters: Mapping[str, Stored], directory: Path, *, force: bool = False, model_type: str | None = None
-) -> str:
-    """Write adapters, and what was trained whole beside, as PEFT loads them onto a model of transformers: of this type.
-
-    Raises `InvalidInput` where transformers has a matrix of another form in the place of an adapted layer.
-    """
-    spec, lora = run.model, run.recipe.lora
-    assert lora is not None
-    kind: str = to_config(spec.served, "float32", model_type)["model_type"]
-    names = FAMILIES[kind].names.of(spec)
-    alike = {
-        piece.ours[0]: _full(piece.theirs[0], names)
-        for piece in pieces(names, spec, shapes(spec))
-        if piece.form is SAME and len(piece.ours) == 1
-    }
-    tensors: dict[str, Tensor] = {}
-    layers, beside = set[str](), set[str]()
-    for name, stored in adapters.items():
-        module, _, part = name.rpartition(".")
-        if (weight := alike.get(f"{module}.weight")) is None:
-            rule = f"are part of another matrix in {kind}; export without --adapters writes merged weights"
-            raise InvalidInput([Problem("recipe.lora.targets", module.rpartition(".")[2], rule)])
-        theirs = _PARTS_OF_PEFT.get(part, part)
-        (layers if theirs != part else beside).add(weight.split(".")[-2])
-        tensors[f"base_model.model.{weight.removesuffix('weight')}{theirs}"] = stored.read()
-    config: dict[str, object] = {
-        "peft_type": "LORA", "task_type": "CAUSAL_LM", "r": lora.rank, "lora_alpha": lora.alpha, "bias": "none",
-        "lora_dropout": lora.dropout, "target_modules": sorted(layers), "base_model_name_or_path": spec.name,
-        "use_dora": lora.dora, "modules_to_save": sorted(beside) or None,
-    }  # fmt: skip
-    with whole_directory(directory, force=force, ours=ADAPTER_FILES) as partial:
-        save_file(tensors, partial / "adapter_model.safetensors", metadata={"format": "pt"})
-        _write_json(partial / "adapter_config.json", config)
-    return kind
 
 
 def import_model(directory: Path) -> Transformer:
@@ -316,7 +274,7 @@ def import_model(directory: Path) -> Transformer:
     return assemble(spec, tensors)
 
 
-def _write_json(path: Path, content: dict[str, object]) -> None:
+def write_json(path: Path, content: dict[str, object]) -> None:
     path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
 
@@ -327,7 +285,7 @@ def _their_tensors(model: Transformer, dtype: torch.dtype, model_type: str) -> d
     for piece in pieces(names, model.spec, {name: tuple(tensor.shape) for name, tensor in ours.items()}):
         found = piece.form.theirs([ours[name].detach().to("cpu", dtype) for name in piece.ours])
         for name, tensor in zip(piece.theirs, found, strict=True):
-            tensors[_full(name, names)] = tensor.contiguous()
+            tensors[full_name(name, names)] = tensor.contiguous()
     return tensors
 
 
@@ -338,7 +296,7 @@ def _our_tensors(piece: Piece, storeds: Mapping[str, Stored]) -> Iterator[tuple[
         yield name, tensor.contiguous() if alone else tensor.clone(memory_format=torch.contiguous_format)
 
 
-def _full(name: str, names: Names) -> str:
+def full_name(name: str, names: Names) -> str:
     """Their name with the prefix, which the head alone is without."""
     return name if name.startswith(f"{names.head}.") else names.prefix + name
 

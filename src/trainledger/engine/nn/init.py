@@ -62,7 +62,7 @@ def initialize(model: nn.Module, *, seed: int, put: Put = Tensor.copy_, width_fa
         for name, parameter in model.named_parameters():
             module, _, part = name.rpartition(".")
             layer = adapted.get(module)
-            if layer is not None and part not in ("weight", "bias"):
+            if part.startswith("lora_") or (layer is not None and part not in ("weight", "bias")):
                 continue  # adapters are drawn apart; scales are those of the weight
             shape = tuple(parameter.shape if layer is None or part == "bias" else layer.shape)
             if len(shape) > 1 and not name.endswith("bias"):
@@ -89,6 +89,11 @@ def draw(model: nn.Module, *, seed: int, put: Put = Tensor.copy_) -> None:
                 shape = tuple(layer.lora_a.shape)
                 put(layer.lora_a, normal(shape, 1 / math.sqrt(shape[1]), generator))
                 layer.lora_b.zero_()
+        for name, stack in model.named_parameters():
+            if ".lora_a_" in name:
+                put(stack, normal(tuple(stack.shape), 1 / math.sqrt(stack.shape[-1]), generator))
+            elif ".lora_b_" in name:
+                stack.zero_()
 
 
 def take_weights(model: nn.Module, tensors: Mapping[str, Tensor], read: Callable[[str], Tensor], put: Put) -> None:
@@ -97,6 +102,8 @@ def take_weights(model: nn.Module, tensors: Mapping[str, Tensor], read: Callable
     with torch.no_grad():
         for name, tensor in tensors.items():
             module, _, part = name.rpartition(".")
+            if part.startswith("lora_"):
+                continue
             if module not in adapted or part == "bias":
                 put(tensor, read(name))
             elif part == "weight":

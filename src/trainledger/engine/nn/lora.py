@@ -19,6 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from trainledger.engine.nn.feed_forward import ExpertStack
 from trainledger.engine.nn.norm import compute_dtype
 from trainledger.spec.savings import Lora, is_linear, is_target
 
@@ -231,12 +232,14 @@ def adapt(model: nn.Module, lora: Lora | None) -> None:
             name = path.rpartition(".")[2]
             parent = model.get_submodule(path.rpartition(".")[0])
             setattr(parent, name, AdaptedLinear(module, lora, adapted=is_target(f"{path}.weight", lora.targets)))
+        elif isinstance(module, ExpertStack) and lora.of_experts is not None:
+            module.adapt(lora)
 
 
 @contextmanager
 def adapters_off(model: nn.Module) -> Iterator[None]:
-    """Inside, a model's linear layers are the frozen ones alone."""
-    layers = [module for module in model.modules() if isinstance(module, AdaptedLinear)]
+    """Inside, a model's linear layers and experts are the frozen ones alone."""
+    layers = [module for module in model.modules() if isinstance(module, AdaptedLinear | ExpertStack)]
     for layer in layers:
         layer.off = True
     try:
@@ -247,7 +250,8 @@ def adapters_off(model: nn.Module) -> Iterator[None]:
 
 
 def merge(model: nn.Module) -> None:
-    """Put plain linear layers with the merged weights in the place of all that are adapted, in place."""
+    """Put plain linear layers with the merged weights in the place of all that are adapted, and add to experts' weights
+    what their adapters do, in place."""
     for path, module in list(model.named_modules()):
         if isinstance(module, AdaptedLinear):
             plain = nn.Linear(module.shape[1], module.shape[0], bias=module.bias is not None)
@@ -256,5 +260,7 @@ def merge(model: nn.Module) -> None:
                 if module.bias is not None:
                     plain.bias.copy_(module.bias)
             setattr(model.get_submodule(path.rpartition(".")[0]), path.rpartition(".")[2], plain)
+        elif isinstance(module, ExpertStack):
+            module.merge()
     for parameter in model.parameters():
         parameter.requires_grad_(True)

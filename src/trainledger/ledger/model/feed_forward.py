@@ -243,11 +243,7 @@ def _multiply(tape: Tape, a: Array, b: Array, *, narrow: int) -> Array:
     def product(x: Array, y: Array) -> Array:
         return tape.pointwise("mul", x, y, elements=size)
 
-    def backward(g: Array, a: Array, b: Array) -> Gradients:
-        db = product(g, a)
-        return [product(g, b), db]
-
-    node = tape.node([a.node, b.node], (a, b), backward, sums=[(narrow, (a, b)[narrow].elements)])
+    node = op.pairwise(tape, a, b, product, product, sums=[(narrow, (a, b)[narrow].elements)])
     y = product(a, b)
     y.node = node
     return y
@@ -278,10 +274,26 @@ def experts_linear(
     """
     if w.float8:
         return _in_8_bits(tape, x, w, b, d_in, d_out, places, scales)
+
+    def multiply(x: Array, stack: Array, d_in: Int, d_out: Int, adapter: Leaf | None = None) -> Array:
+        w_b = (w, b) if adapter is None else (adapter, None)
+        return _of_each_expert(tape, x, stack, *w_b, d_in, d_out, places)
+
+    if w.linear is not None:
+        return w.linear(tape, multiply, x, w, (d_in, d_out))
+    return multiply(x, w.array(), d_in, d_out)
+
+
+def _of_each_expert(
+    tape: Tape, x: Array, stack: Array, w: Leaf, b: Leaf | None, d_in: Int, d_out: Int, places: Places
+) -> Array:
+    """Rows times each expert's matrix of a stack, whose gradient is that of ``w``."""
     dtype = x.dtype
-    matrix = op.cast(tape, w.array(), dtype)
+    matrix = op.cast(tape, stack, dtype)
+    if isinstance(stack.node, Leaf) and matrix.memory is not None:
+        matrix.memory.record.of_parameter = True
     bias = None if b is None else op.cast(tape, b.array(), dtype)
-    rows, n_experts, sizes = places.count, places.n_experts, (w.elements, places.n_experts * d_out)
+    rows, n_experts, sizes = places.count, places.n_experts, (stack.elements, places.n_experts * d_out)
     grouped = places.ends is not None
     each = ceil_div(rows, places.n_experts)  # rows of an expert, where they are spread evenly
     flops = rules.matmul_flops(rows, d_out, d_in)

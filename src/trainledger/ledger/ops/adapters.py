@@ -6,7 +6,7 @@ matmul none of its own, about 4 N FLOPs per token instead of 6 N. R is the rank 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 
@@ -27,10 +27,13 @@ def adapt(named: dict[str, Leaf], lora: Lora) -> dict[str, Leaf]:
     """The parameters of a block or of those around the blocks: frozen, with adapters on the targets."""
     leaves: dict[str, Leaf] = {}
     whole = {f"{module}.{what}" for module in lora.whole or () for what in ("weight", "bias")}
+    stacks = {name: leaf for name, leaf in named.items() if ".experts." in name} if lora.of_experts else {}
     for name, leaf in named.items():
         leaf.trained = name in whole
         leaves[name] = leaf
         module, _, what = name.rpartition(".")
+        if stacks and name == next(reversed(stacks)):
+            leaves |= {factor.path: factor for factor in _of_experts(stacks, lora)}
         if not is_linear(name):
             continue
         last = what == "bias" or f"{module}.bias" not in named
@@ -45,6 +48,18 @@ def adapt(named: dict[str, Leaf], lora: Lora) -> dict[str, Leaf]:
         if last:
             weight.linear = partial(linear, lora=lora, a=a, b=b, magnitude=magnitude)
     return leaves
+
+
+def _of_experts(stacks: dict[str, Leaf], lora: Lora) -> Iterator[Leaf]:
+    """The adapters of all stacks of experts of a layer, which come after them; none for their biases."""
+    for name, leaf in stacks.items():
+        if len(leaf.shape) == 3:
+            E, d_out, d_in = leaf.shape
+            module, _, what = name.rpartition(".")
+            a = Leaf(f"{module}.lora_a_{what}", (E, lora.rank, d_in))
+            b = Leaf(f"{module}.lora_b_{what}", (E, d_out, lora.rank))
+            leaf.linear = partial(experts, lora=lora, a=a, b=b)
+            yield from (a, b)
 
 
 def linear(
@@ -68,6 +83,48 @@ def linear(
     added = op.times_number(tape, whole)
     del whole
     return op.add(tape, y, added)
+
+
+def experts(
+    tape: Tape,
+    multiply: Callable[..., Array],
+    x: Array,
+    w: Leaf,
+    sizes: tuple[Int, Int],
+    *,
+    lora: Lora,
+    a: Leaf | None,
+    b: Leaf | None,
+) -> Array:
+    """Each expert's rows times its frozen weight with an adapter: ``multiply(rows, stack, d_in, d_out, of)`` is the
+    matmul, with a bias where it is not of another leaf."""
+    d_in, d_out = sizes
+    if a is None or b is None:
+        return multiply(x, w.array(), d_in, d_out)
+    if lora.experts == "weights":
+        return multiply(x, _folded(tape, w, a, b), d_in, d_out)
+    z = op.dropout(tape, x, lora.dropout)
+    y = multiply(x, w.array(), d_in, d_out)
+    low = multiply(z, a.array(), d_in, lora.rank, a)
+    whole = multiply(low, b.array(), lora.rank, d_out, b)
+    del low
+    added = op.times_number(tape, whole)
+    del whole
+    return op.add(tape, y, added)
+
+
+def _folded(tape: Tape, w: Leaf, a: Leaf, b: Leaf) -> Array:
+    """Every expert's weight plus alpha / R times B A: as large as the frozen weights, and so is its gradient."""
+    (E, d_out, d_in), rank, dtype = w.shape, a.shape[1], w.array().dtype
+
+    def backward(g: Array, b: Array, a: Array) -> Gradients:
+        db = tape.pointwise("mul", op.matmul(tape, "bmm", [g, a], (E, d_out, rank, d_in), dtype))
+        return [db, tape.pointwise("mul", op.matmul(tape, "bmm", [b, g], (E, rank, d_in, d_out), dtype))]
+
+    node = tape.node([b.array().node, a.array().node], (b.array(), a.array()), backward)
+    y = op.matmul(tape, "baddbmm", [w.array(), b.array(), a.array()], (E, d_out, d_in, rank), dtype)
+    y.node = node
+    return y
 
 
 def _magnified(
@@ -216,8 +273,9 @@ def stored(leaf: Leaf, base_format: str | None, dtype: str) -> Iterator[tuple[Le
     >>> [(part.shape, dtype) for part, dtype in stored(leaf, "nf4", "bf16")]
     [((2080,), 'uint8'), ((65,), 'e4m3'), ((1,), 'fp32')]
     """
-    if leaf.trained or leaf.linear is None or base_format in (None, "bf16"):
-        yield leaf, dtype if leaf.trained or leaf.linear is None else base_format or dtype
+    own = leaf.trained or leaf.linear is None or len(leaf.shape) > 2  # experts' stacks are in no other format
+    if own or base_format in (None, "bf16"):
+        yield leaf, dtype if own else base_format or dtype
         return
     assert base_format is not None
     form = BLOCK_FORMATS[BLOCKS_OF[base_format]]

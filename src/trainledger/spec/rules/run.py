@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from math import gcd
 
-from trainledger.spec.model import ModelSpec
 from trainledger.spec.optimizers import STEPS_OF_OWN_SIZE
 from trainledger.spec.precision import TILE
 from trainledger.spec.problem import Problem, nearest_text
 from trainledger.spec.recipe import Recipe
+from trainledger.spec.rules.adapters import adapter_problems, adapter_recipe_problems
 from trainledger.spec.rules.data import data_problems, document_problems, length_problems
 from trainledger.spec.rules.layout import layout_problems
 from trainledger.spec.rules.model import model_problems
 from trainledger.spec.run import Run
-from trainledger.spec.savings import ATTENTION, KEEPABLE, LINEAR, MLP, TARGETS, WHOLE, Selective, is_target
+from trainledger.spec.savings import KEEPABLE, LINEAR, Selective
 from trainledger.spec.units import round_up
 
 
@@ -25,7 +25,7 @@ def run_problems(run: Run) -> Iterator[Problem]:
     yield from data_problems(run.data)
     yield from layout_problems(run)
     yield from document_problems(run)
-    yield from _adapters(run)
+    yield from adapter_problems(run)
     yield from _preferences(run)
     yield from _loss(run)
     yield from _offload(run)
@@ -72,7 +72,7 @@ def memory_problems(run: Run) -> Iterator[Problem]:
     """Problems of a run as far as its memory and its layout go."""
     yield from layout_problems(run)
     yield from document_problems(run)
-    yield from _adapters(run)
+    yield from adapter_problems(run)
     yield from _preferences(run)
     yield from _loss(run)
     yield from _offload(run)
@@ -185,55 +185,6 @@ def _experts(run: Run) -> Iterator[Problem]:
         yield Problem("layout.pipeline", run.layout.pipeline, rule, 1)
 
 
-def _adapters(run: Run) -> Iterator[Problem]:
-    """Contradictions between adapters and the model and layout of a run."""
-    lora, spec = run.recipe.lora, run.model
-    if lora is None:
-        return
-    parts = {"experts (model.feed_forward)": spec.experts, "modules of multi-token prediction": spec.n_mtp_layers}
-    if lacking := [name for name, there in parts.items() if there]:
-        rule = f"there are no adapters for {' and '.join(lacking)}: train all weights with recipe.lora = none"
-        yield Problem("recipe.lora.rank", lora.rank, rule)
-    elif {*lora.targets} <= {*TARGETS} and not any(is_target(layer, lora.targets) for layer in _linear_layers(spec)):
-        rule = f"names no linear layer of this model: {', '.join(name.split('.')[1] for name in _linear_layers(spec))}"
-        yield Problem("recipe.lora.targets", list(lora.targets), rule, "linear")
-    if lora.whole and spec.tie_embeddings:
-        rule = "names one of two tied matrices, which PEFT would train apart: adapters alone are accounted for"
-        yield Problem("recipe.lora.whole", list(lora.whole), rule, "none")
-    if lora.whole and run.recipe.objective.reference is not None:
-        rule = "would change the reference, which is the model with adapters off (recipe.objective)"
-        yield Problem("recipe.lora.whole", list(lora.whole), rule, "none")
-    layout, precision = run.layout, run.recipe.precision
-    for axis in ("context", "pipeline"):
-        if getattr(layout, axis) != 1:
-            rule = "is not accounted for with adapters (recipe.lora), which layout.replicate, shard and tensor spread"
-            yield Problem(f"layout.{axis}", getattr(layout, axis), rule, 1)
-    if layout.tensor != 1:
-        rule = "is not accounted for over tensor ranks (layout.tensor)"
-        for field, plain in (("dora", False), ("dropout", 0.0), ("base_format", None)):
-            if (value := getattr(lora, field)) != plain:
-                yield Problem(f"recipe.lora.{field}", value, rule, "none" if plain is None else plain)
-        if spec.latent or spec.mixer:
-            rule = "is not accounted for with adapters (recipe.lora) on latent attention or mixers"
-            yield Problem("layout.tensor", layout.tensor, rule, 1)
-    coded = lora.base_format in ("int8", "nf4")
-    if precision.copies == "gathered" and (coded or not (layout.auto or (layout.shard > 1 and layout.zero == 3))):
-        rule = "is not accounted for with frozen weights, but gathered by FSDP (layout.shard above 1, zero = 3)"
-        if coded:
-            rule = f"would gather the scales of {lora.base_format} weights in another format"
-        yield Problem("recipe.precision", precision.kind, rule, "bf16-mixed" if precision.low else "fp32")
-
-
-def _linear_layers(spec: ModelSpec) -> list[str]:
-    """The weights of a block's linear layers by name."""
-    attend: tuple[str, ...] = ATTENTION[:4]
-    if spec.latent is not None:
-        queries = ("q_proj",) if spec.latent.q_rank is None else ("q_a_proj", "q_b_proj")
-        attend = (*queries, *ATTENTION[-2:], "o_proj")
-    feed = MLP if spec.feed_forward.gated else MLP[1:]
-    return [f"self_attn.{name}.weight" for name in attend] + [f"mlp.{name}.weight" for name in feed]
-
-
 def _preferences(run: Run) -> Iterator[Problem]:
     """Contradictions between pairs of sequences with a reference, and the model, recipe and layout of a run."""
     recipe, layout, rows = run.recipe, run.layout, run.device_batch
@@ -280,7 +231,7 @@ def recipe_problems(recipe: Recipe) -> Iterator[Problem]:
     yield from _average(recipe)
     yield from _maximal_update_recipe(recipe)
     yield from _recomputation(recipe)
-    yield from _adapter_recipe(recipe)
+    yield from adapter_recipe_problems(recipe)
 
 
 def _launches(recipe: Recipe) -> Iterator[Problem]:
@@ -360,28 +311,3 @@ def _recomputation(recipe: Recipe) -> Iterator[Problem]:
     if again.offload and not recipe.of_xla:
         rule = "go to host memory in a step that XLA compiles: recipe.framework = jax"
         yield Problem("recipe.activation_checkpointing.offload", list(again.offload), rule, "[]")
-
-
-def _adapter_recipe(recipe: Recipe) -> Iterator[Problem]:
-    """The fields that exclude adapters."""
-    if recipe.lora is None:
-        return
-    for target in recipe.lora.targets:
-        if target not in TARGETS:
-            rule, layer = f"must be of {', '.join(TARGETS)}", f"{target}_proj"
-            nearest = layer if layer in TARGETS else nearest_text(target, TARGETS)
-            yield Problem("recipe.lora.targets", target, rule, nearest)
-    for name in recipe.lora.whole or ():
-        if name not in WHOLE:
-            yield Problem("recipe.lora.whole", name, f"must be of {', '.join(WHOLE)}", nearest_text(name, WHOLE))
-    precision = recipe.precision
-    if precision.float8 is not None or precision.loss_scaling or precision.master:
-        rule = "is not accounted for with frozen weights"
-        yield Problem("recipe.precision", precision.kind, rule, "bf16-mixed" if precision.low else "fp32")
-    if recipe.compile:
-        yield Problem("recipe.compile", True, "is not built for adapters (recipe.lora)", False)
-    if recipe.activation_checkpointing.kind == "from-start":
-        rule = "is not accounted for with frozen weights"
-        yield Problem("recipe.activation_checkpointing", "from-start", rule, "full")
-    if recipe.optimizer.kind == "muon":
-        yield Problem("recipe.optimizer", "muon", "is for whole matrices, not for adapters", "adamw")

@@ -21,6 +21,7 @@ from trainledger.spec.units import ceil_div
 # The place of a size's factor in ``run.times``: of heads and the MLP, of the hidden size, of layers.
 _WIDENED = {"n_heads": 0, "n_kv_heads": 0, "d_ff": 0, "expert_d_ff": 0, "d_model": 1, "n_layers": 2}
 
+_BOTH_STACKS = ({"gate_up_proj", "down_proj"}, {"up_proj", "down_proj"})
 _OF_RECIPE = ("lora", "optimizer", "schedule", "precision", "objective")  # sections of ours that are parts of one
 
 __all__ = ["TrainerRun", "from_launch", "from_values", "generating", "tables", "values_of"]
@@ -340,7 +341,15 @@ def _lora(read: Reading, adapter: str) -> dict[str, Any]:
         read.refuse(read.key_of("lora.targets"), targets, "must be names of layers", "all-linear")
         names = []
     linear = read.said.get("run.linear") or not names or {"all", "all-linear"} & set(map(str, names))
-    section["targets"] = ["linear"] if linear else names
+    section["targets"] = ["linear"] if linear else list(names)
+    if parameters := section.pop("parameters", None):
+        stacks = parameters.split() if isinstance(parameters, str) else list(map(str, parameters))
+        if {name.rpartition("experts.")[2] for name in stacks} not in _BOTH_STACKS or any(
+            map(str.isdigit, "".join(stacks))
+        ):
+            rule = "must be both stacks of the experts of all layers: a part of them, or a router, is not accounted for"
+            read.refuse(read.key_of("lora.parameters"), parameters, rule, "experts.gate_up_proj experts.down_proj")
+        section["targets"].append("experts")
     if isinstance(whole := section.get("whole"), str):
         section["whole"] = whole.replace(",", " ").split()
     if whole:

@@ -1,0 +1,102 @@
+"""Rules of adapters, each with the nearest value that obeys it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from trainledger.spec.layers import segments
+from trainledger.spec.model import ModelSpec
+from trainledger.spec.problem import Problem, nearest_text
+from trainledger.spec.recipe import Recipe
+from trainledger.spec.run import Run
+from trainledger.spec.savings import ATTENTION, BESIDE_EXPERTS, MLP, TARGETS, WHOLE, is_target
+
+
+def adapter_problems(run: Run) -> Iterator[Problem]:
+    """Contradictions between adapters and the model and layout of a run."""
+    lora, spec = run.recipe.lora, run.model
+    if lora is None:
+        return
+    layers, experts = _linear_layers(spec), "experts" in lora.targets
+    if experts and spec.experts is None:
+        yield Problem(
+            "recipe.lora.targets", list(lora.targets), "the model has no experts (model.feed_forward)", "linear"
+        )
+    elif {*lora.targets} <= {*TARGETS} and not (experts or any(is_target(layer, lora.targets) for layer in layers)):
+        rule = f"names no linear layer of this model: {', '.join(name.split('.')[1] for name in layers)}"
+        nearest = "linear" if spec.experts is None else "experts"
+        yield Problem("recipe.lora.targets", list(lora.targets), rule, nearest)
+    if experts and lora.dora:
+        yield Problem("recipe.lora.dora", True, "is not for adapters on experts (recipe.lora.targets)", False)
+    if lora.of_experts == "weights" and lora.dropout:
+        rule = "is of an adapter's input, which what is added to weights has not (but recipe.lora.experts = rows)"
+        yield Problem("recipe.lora.dropout", lora.dropout, rule, 0.0)
+    if spec.n_mtp_layers:
+        rule = "there are no adapters for modules of multi-token prediction: train all weights with recipe.lora = none"
+        yield Problem("recipe.lora.rank", lora.rank, rule)
+    if lora.whole and spec.tie_embeddings:
+        rule = "names one of two tied matrices, which PEFT would train apart: adapters alone are accounted for"
+        yield Problem("recipe.lora.whole", list(lora.whole), rule, "none")
+    if lora.whole and run.recipe.objective.reference is not None:
+        rule = "would change the reference, which is the model with adapters off (recipe.objective)"
+        yield Problem("recipe.lora.whole", list(lora.whole), rule, "none")
+    layout, precision = run.layout, run.recipe.precision
+    for axis in ("context", "pipeline", "expert"):
+        if getattr(layout, axis) != 1:
+            rule = "is not accounted for with adapters (recipe.lora), which layout.replicate, shard and tensor spread"
+            yield Problem(f"layout.{axis}", getattr(layout, axis), rule, 1)
+    if layout.tensor != 1:
+        rule = "is not accounted for over tensor ranks (layout.tensor)"
+        for field, plain in (("dora", False), ("dropout", 0.0), ("base_format", None)):
+            if (value := getattr(lora, field)) != plain:
+                yield Problem(f"recipe.lora.{field}", value, rule, "none" if plain is None else plain)
+        if spec.latent or spec.mixer or spec.experts:
+            rule = "is not accounted for with adapters (recipe.lora) on latent attention, mixers or mixtures of experts"
+            yield Problem("layout.tensor", layout.tensor, rule, 1)
+    coded = lora.base_format in ("int8", "nf4")
+    if precision.copies == "gathered" and (coded or not (layout.auto or (layout.shard > 1 and layout.zero == 3))):
+        rule = "is not accounted for with frozen weights, but gathered by FSDP (layout.shard above 1, zero = 3)"
+        if coded:
+            rule = f"would gather the scales of {lora.base_format} weights in another format"
+        yield Problem("recipe.precision", precision.kind, rule, "bf16-mixed" if precision.low else "fp32")
+
+
+def _linear_layers(spec: ModelSpec) -> list[str]:
+    """The weights of a block's linear layers by name."""
+    attend: tuple[str, ...] = ATTENTION[:4]
+    if spec.latent is not None:
+        queries = ("q_proj",) if spec.latent.q_rank is None else ("q_a_proj", "q_b_proj")
+        attend = (*queries, *ATTENTION[-2:], "o_proj")
+    feed, mixture = MLP if spec.feed_forward.gated else MLP[1:], spec.experts
+    if mixture is not None:
+        dense = mixture.n_shared or any(
+            kind.feeds and not kind.experts for part in segments(spec) for kind in part.kinds
+        )
+        has = (mixture.shared_gate, mixture.expert_d_model, mixture.expert_d_model)
+        feed = (*(feed if dense else ()), *(name for name, there in zip(BESIDE_EXPERTS, has, strict=True) if there))
+    return [f"self_attn.{name}.weight" for name in attend] + [f"mlp.{name}.weight" for name in feed]
+
+
+def adapter_recipe_problems(recipe: Recipe) -> Iterator[Problem]:
+    """The fields that exclude adapters."""
+    if recipe.lora is None:
+        return
+    for target in recipe.lora.targets:
+        if target not in TARGETS:
+            rule, layer = f"must be of {', '.join(TARGETS)}", f"{target}_proj"
+            nearest = layer if layer in TARGETS else nearest_text(target, TARGETS)
+            yield Problem("recipe.lora.targets", target, rule, nearest)
+    for name in recipe.lora.whole or ():
+        if name not in WHOLE:
+            yield Problem("recipe.lora.whole", name, f"must be of {', '.join(WHOLE)}", nearest_text(name, WHOLE))
+    precision = recipe.precision
+    if precision.float8 is not None or precision.loss_scaling or precision.master:
+        rule = "is not accounted for with frozen weights"
+        yield Problem("recipe.precision", precision.kind, rule, "bf16-mixed" if precision.low else "fp32")
+    if recipe.compile:
+        yield Problem("recipe.compile", True, "is not built for adapters (recipe.lora)", False)
+    if recipe.activation_checkpointing.kind == "from-start":
+        rule = "is not accounted for with frozen weights"
+        yield Problem("recipe.activation_checkpointing", "from-start", rule, "full")
+    if recipe.optimizer.kind == "muon":
+        yield Problem("recipe.optimizer", "muon", "is for whole matrices, not for adapters", "adamw")
