@@ -343,10 +343,9 @@ def _lora(read: Reading, adapter: str) -> dict[str, Any]:
     linear = read.said.get("run.linear") or not names or {"all", "all-linear"} & set(map(str, names))
     section["targets"] = ["linear"] if linear else list(names)
     if parameters := section.pop("parameters", None):
-        stacks = parameters.split() if isinstance(parameters, str) else list(map(str, parameters))
-        if {name.rpartition("experts.")[2] for name in stacks} not in _BOTH_STACKS or any(
-            map(str.isdigit, "".join(stacks))
-        ):
+        stacks = " ".join(map(str, parameters)).split() if isinstance(parameters, list) else str(parameters).split()
+        numbered = any(map(str.isdigit, "".join(stacks)))
+        if numbered or {name.rpartition("experts.")[2] for name in stacks} not in _BOTH_STACKS:
             rule = "must be both stacks of the experts of all layers: a part of them, or a router, is not accounted for"
             read.refuse(read.key_of("lora.parameters"), parameters, rule, "experts.gate_up_proj experts.down_proj")
         section["targets"].append("experts")
