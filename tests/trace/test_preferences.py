@@ -40,21 +40,21 @@ def preferences(draw: st.DrawFn) -> Run:
     pairs, grad_accum, seq_len = draw(pick(1, 2, 3)), draw(pick(1, 2)), draw(pick(2, 8, 17))
     adapters = draw(st.sampled_from(ADAPTERS))
     precisions = ("fp32", "bf16", "bf16-mixed") if adapters else ("fp32", "bf16", "bf16-mixed", "bf16-sharded")
-    objective = draw(pick("dpo", "orpo", "kto"))
+    objective = draw(pick("dpo", "orpo", "kto", "reward"))
     fields = {
         "seq_len": seq_len,
         "global_batch": 2 * pairs * grad_accum,
         "micro_batch": 2 * pairs,
         "steps": 3,
         "objective": objective,
-        **({} if objective == "orpo" else {"objective.reference": draw(pick("device", "precomputed"))}),
+        **({} if objective in ("orpo", "reward") else {"objective.reference": draw(pick("device", "precomputed"))}),
         "precision": draw(pick(*precisions)),
         "attention": draw(pick("sdpa", "math")),
         "activation_checkpointing": draw(pick("none", "full", "segments", "selective", "attention", "offload")),
         "loss.upcast": draw(st.booleans()),
         **(
             {}
-            if seq_len == 17
+            if seq_len == 17 or objective == "reward"
             else draw(pick({}, {"loss": "chunked", "loss.chunks": 2}, {"loss": "chunked", "loss.chunks": 4}))
         ),
         "optimizer": draw(pick("adamw", "sgd")),
@@ -62,7 +62,11 @@ def preferences(draw: st.DrawFn) -> Run:
         **adapters,
     }
     assume(fields["precision"] != "bf16-sharded" or fields.get("loss") != "chunked")  # which the engine has not
-    return Run(model=draw(models(seq_len)), recipe=from_fields(Recipe, fields))
+    model = draw(models(seq_len))
+    if objective == "reward":
+        model = replace(model, scores=True, tie_embeddings=False)
+        fields |= {"lora.whole": ["lm_head"]} if adapters else {}
+    return Run(model=model, recipe=from_fields(Recipe, fields))
 
 
 @examples(80)

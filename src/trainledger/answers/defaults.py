@@ -54,6 +54,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "dpo": _PAIRS,
     "orpo": {**_PAIRS, "objective": "orpo"},
     "kto": {**_PAIRS, "objective": "kto"},
+    "reward": {**_PAIRS, "objective": "reward", "learning_rate": 1e-5},
 }
 PLAN, SEARCH, FIT, SERVE = "plan", "search", "fit", "serve"  # what the run is for
 

@@ -121,7 +121,7 @@ _SHORT_FOR = {
     "count": ("cluster.count", "how many devices"),
     "method": (
         "method",
-        "how a model that is named alone is tuned: full, lora, qlora, dpo, orpo or kto, as people begin with it",
+        "how a model that is named alone is tuned, as people begin: full, lora, qlora, dpo, orpo, kto or reward",
     ),
 }
 

@@ -261,7 +261,7 @@ def _fsdp2(rank: RankPlan, ledger: Ledger) -> Iterator[tuple[str, Int]]:
     shards = 0 if run.recipe.offload else nbytes_in(ledger.parameters, precision.gradients)
     logits: Int = 0
     if run.recipe.loss.kind == "full" and precision.low and rank.chunks[-1].chunk.ends:
-        logits = nbytes_in(run.device_batch * run.recipe.seq_len * run.model.padded_vocab, precision.compute)
+        logits = nbytes_in(run.device_batch * run.recipe.seq_len * run.model.head_rows, precision.compute)
     yield "FSDP2's streams", gathered + shards + logits
 
 

@@ -53,6 +53,11 @@ class ModelSpec:
     tie_embeddings: bool = setting("input and output embedding are one matrix", False)
     embedding_scale: float = setting("factor of the embedded tokens", 1.0, above=0)
     embedding_norm: bool = setting("a norm follows the embedding (BLOOM)", False)
+    scores: bool = setting(
+        "a score of each token in place of logits, of which a sequence's last counts: a reward model, as "
+        "AutoModelForSequenceClassification with one label (recipe.objective = reward)",
+        False,
+    )
     head_bias: bool = setting("a bias in the output head", False)
     logit_scale: float = setting("factor of the logits", 1.0, above=0)
     logit_softcap: float | None = setting("logits become c tanh(logits / c); absent = no cap", None, above=0)
@@ -182,6 +187,11 @@ class ModelSpec:
         """The attention's output projection has a bias."""
         heads = self.attention
         return heads.bias if heads.output_bias is None else heads.output_bias
+
+    @property
+    def head_rows(self) -> int:
+        """Outputs of the head for a token: logits, or one score."""
+        return 1 if self.scores else self.padded_vocab
 
     @property
     def padded_vocab(self) -> int:

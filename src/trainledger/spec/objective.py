@@ -72,5 +72,16 @@ class KTO:
     reference: str = setting(_REFERENCE, "device", choices=_WHERE)
 
 
-Objective = NextToken | DPO | ORPO | KTO
-OBJECTIVES = {kind.kind: kind for kind in (NextToken, DPO, ORPO, KTO)}
+@frozen(kw_only=True)
+class Reward:
+    """A reward model: -log sigmoid of by how much the chosen answer's score is above the rejected one's (Ouyang et al.
+    2022, arXiv 2203.02155, equation 1). Sequences come in pairs; ``model.scores`` is in the place of the head."""
+
+    kind: ClassVar[str] = "reward"
+    answers: ClassVar[int] = 2
+    reference: ClassVar[str | None] = None
+    mismatched: ClassVar[bool] = False
+
+
+Objective = NextToken | DPO | ORPO | KTO | Reward
+OBJECTIVES = {kind.kind: kind for kind in (NextToken, DPO, ORPO, KTO, Reward)}

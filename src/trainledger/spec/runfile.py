@@ -82,6 +82,15 @@ def parse(
     put_overrides(SECTIONS, sections, overrides, problems)
     if str(sections["cluster"].get("device", "")).startswith("tpu-"):
         sections["recipe"].setdefault("framework", "jax")
+    if sections["recipe"].get("objective") in ("reward", {KIND: "reward"}):
+        of_scores = {
+            "scores": True,
+            "tie_embeddings": False,
+            "head_bias": False,
+            "logit_scale": 1.0,
+            "logit_softcap": NONE,
+        }
+        sections["model"] = of_scores | sections["model"]
     base = _model_base(sections["model"], presets, from_config, problems)
     own = {key: value for key, value in sections["model"].items() if key not in ("preset", "config")}
     sections["model"] = merged(ModelSpec, merged(ModelSpec, {}, base or {}), own)

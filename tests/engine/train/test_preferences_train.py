@@ -22,7 +22,7 @@ from trainledger.engine.nn.weights import stored_in
 from trainledger.engine.train.engine import train
 from trainledger.engine.train.precision import add_reference, build_model
 from trainledger.engine.train.stop import Interrupted
-from trainledger.engine.train.trained import write_start
+from trainledger.engine.train.trained import start_from, write_start
 from trainledger.ledger.ranks import figures
 from trainledger.ledger.step import account
 from trainledger.observe.measure.meter import StepMeter
@@ -59,7 +59,8 @@ def singles_in(directory: Path, count: int = 40) -> Path:
 
 
 def run_in(directory: Path, **recipe: Any) -> Run:
-    run = tiny_run(MODEL, **{**RECIPE, **recipe})
+    scores = {"scores": True, "tie_embeddings": False} if recipe.get("objective") == "reward" else {}
+    run = tiny_run({**MODEL, **scores}, **{**RECIPE, **recipe})
     records = singles_in(directory) if run.recipe.objective.mismatched else pairs_in(directory)
     data = {"path": (str(records),), "validation_fraction": 0.2, "cache": str(directory / "cache")}
     return replace(run, data=with_fields(run.data, data))
@@ -75,6 +76,8 @@ CASES: dict[str, dict[str, Any]] = {
     "recomputed, bf16": {"precision": "bf16-mixed", "activation_checkpointing": "full"},
     "odds ratio": {"objective": "orpo"},
     "odds ratio, adapters, in chunks": {"objective": "orpo", "lora.rank": 3, "loss": "chunked", "loss.chunks": 8},
+    "scores": {"objective": "reward"},
+    "scores, adapters": {"objective": "reward", "lora.rank": 3, "lora.whole": ["lm_head"], "precision": "bf16-mixed"},
     "single answers": {"objective": "kto"},
     "single answers, adapters": {"objective": "kto", "lora.rank": 3, "lora.dropout": 0.1},
     "single answers, taken before": {"objective": "kto", "objective.reference": "precomputed"},
@@ -92,7 +95,7 @@ def test_a_stopped_run_ends_with_the_same_bits(tmp_path: Path, case: str) -> Non
     assert sha(again, "optimizer.safetensors") == sha(whole, "optimizer.safetensors")
     assert curve(tmp_path / "cut") == curve(tmp_path / "whole")
     losses = [line["loss"] for line in curve(tmp_path / "whole") if "loss" in line]
-    first = {"dpo": math.log(2), "orpo": losses[0], "kto": 0.5}[run.recipe.objective.kind]
+    first = {"dpo": math.log(2), "orpo": losses[0], "reward": losses[0], "kto": 0.5}[run.recipe.objective.kind]
     assert losses[0] == pytest.approx(first, abs=1e-3)  # the model is still its reference
     assert min(losses) < 0.99 * losses[0]
     assert not [name for name in stored_in([whole.checkpoint / "model.safetensors"]) if name.startswith("reference")]
@@ -103,6 +106,27 @@ def test_a_stopped_run_ends_with_the_same_bits(tmp_path: Path, case: str) -> Non
     assert measured.kept_nbytes == predicted.kept_nbytes
     assert meter.ledger.parameters == account(run).parameters
     assert measured.peak_nbytes == pytest.approx(predicted.peak_nbytes, rel=0.01)
+
+
+def test_scores_begin_beside_the_weights_of_a_language_model_and_are_those_of_the_last_token(tmp_path: Path) -> None:
+    words = run_in(tmp_path)
+    start = build_model(words.model, words.recipe)
+    initialize(start, seed=7)
+    write_start(start, tmp_path / "start")
+    run = run_in(tmp_path, objective="reward", steps=1, initial_weights=str(tmp_path / "start"))
+    model = build_model(run.model, run.recipe)
+    assert start_from(run, model, print)["file"].endswith("model.safetensors")
+    torch.testing.assert_close(model.embed_tokens.weight, start.embed_tokens.weight)
+    assert model.lm_head.weight.shape == (1, run.model.d_model)
+    inputs, targets = next(iter(open_pairs(run, "cpu").batches(0)))[0]
+    with torch.no_grad():
+        scores, loss = model(inputs)[..., 0], loss_of_batch(model, (inputs, targets), run.recipe)
+    last = [int(np.flatnonzero(row >= 0)[-1]) for row in targets.numpy()]
+    own = [float(scores[row, at]) for row, at in enumerate(last)]
+    margins = np.array(own[0::2]) - np.array(own[1::2])
+    assert float(loss) == pytest.approx(float(np.log1p(np.exp(-margins)).mean()), rel=1e-5)
+    train(run, tmp_path / "run")
+    assert main(["sample", str(tmp_path / "run")]) == 2
 
 
 def test_both_kinds_of_reference_train_alike(tmp_path: Path) -> None:

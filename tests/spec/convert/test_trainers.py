@@ -217,6 +217,17 @@ def test_magnitudes_of_adapters_are_read() -> None:
         assert from_values(values).table["recipe"]["lora"]["dora"] is True
 
 
+def test_reward_models_have_scores(tmp_path: Path) -> None:
+    line = "trl reward --model_name_or_path Qwen/Qwen2.5-0.5B --per_device_train_batch_size 4 --use_peft"
+    run = resolve(line)
+    assert (run.recipe.objective.kind, run.recipe.micro_batch, run.model.scores) == ("reward", 8, True)
+    assert not run.model.tie_embeddings
+    assert run.recipe.lora is not None
+    assert run.recipe.lora.whole == ("lm_head",)
+    file = written(tmp_path, AXOLOTL | {"reward_model": True, "num_labels": 1})
+    assert resolve(file).model.head_rows == 1
+
+
 def test_adapters_of_experts_are_read() -> None:
     mixture = AXOLOTL | {"adapter": "lora", "lora_target_modules": ["q_proj"]}
     stacks = ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"]

@@ -11,7 +11,7 @@ from trainledger.report.document import Item, Items, Section, section
 from trainledger.report.table import commands, wrapped
 from trainledger.spec.layout import Layout
 from trainledger.spec.model import ModelSpec
-from trainledger.spec.objective import DPO, KTO, ORPO
+from trainledger.spec.objective import DPO, KTO, ORPO, Reward
 from trainledger.spec.optimizers import ACCOUNTED_ONLY
 from trainledger.spec.recipe import Recipe
 from trainledger.spec.run import BLOCK_ROWS, Run, dealt
@@ -90,6 +90,8 @@ def _objective(recipe: Recipe) -> Iterator[str]:
     objective = recipe.objective
     if isinstance(objective, ORPO):
         yield f"ORPO with weight {objective.weight:g} of the odds ratio, without a reference"
+    if isinstance(objective, Reward):
+        yield "a reward model: one score in place of logits, compared in pairs"
     if isinstance(objective, DPO | KTO):
         beside = "a second, frozen model" if recipe.lora is None else "the frozen weights with adapters off"
         reference = beside if objective.reference == "device" else "precomputed"

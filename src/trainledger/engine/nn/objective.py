@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from trainledger.engine.nn.lora import adapters_off
 from trainledger.engine.nn.loss import cross_entropy, run_loss
-from trainledger.spec.objective import DPO, ORPO, NextToken
+from trainledger.spec.objective import DPO, ORPO, NextToken, Reward
 from trainledger.spec.recipe import Recipe
 
 
@@ -30,6 +30,8 @@ def loss_of_batch(model: nn.Module, batch: Sequence[Tensor], recipe: Recipe) -> 
     objective = recipe.objective
     if isinstance(objective, NextToken):
         return run_loss(model, inputs_BT, targets_BT, recipe)
+    if isinstance(objective, Reward):
+        return ranking(model(inputs_BT), targets_BT)
     if isinstance(objective, ORPO):
         return odds_ratio(sequence_losses(model, inputs_BT, targets_BT, recipe), targets_BT, objective.weight)
     alone = model.module if isinstance(model, DistributedDataParallel) else model  # no gradients are to sum of these
@@ -54,6 +56,16 @@ def preference(losses_B: Tensor, reference_B: Tensor, beta: float) -> Tensor:
     # -log sigmoid(x) is softplus(-x), one kernel that keeps its input alone.
     chosen_P, rejected_P = (reference_B - losses_B).view(-1, 2).unbind(1)
     return F.softplus((rejected_P - chosen_P) * beta).mean()
+
+
+# The score of an answer is that of the state which has read all of it but its end, the last target.
+def ranking(scores_BT1: Tensor, targets_BT: Tensor) -> Tensor:
+    """The mean over pairs of -log sigmoid of by how much the chosen answer's score is above the rejected one's (Ouyang
+    et al. 2022, arXiv 2203.02155, equation 1)."""
+    places_B = ((targets_BT >= 0) * torch.arange(targets_BT.shape[1], device=targets_BT.device)).argmax(1)
+    scores_B = scores_BT1.squeeze(-1).gather(1, places_B[:, None]).squeeze(1).float()
+    chosen_P, rejected_P = scores_B.view(-1, 2).unbind(1)
+    return F.softplus(rejected_P - chosen_P).mean()
 
 
 def odds_ratio(losses_B: Tensor, targets_BT: Tensor, weight: float) -> Tensor:

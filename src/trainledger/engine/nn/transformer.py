@@ -198,12 +198,12 @@ class Head(nn.Linear):
     """The projection to logits, scaled and capped where the spec says so."""
 
     def __init__(self, spec: ModelSpec) -> None:
-        super().__init__(spec.d_model, spec.padded_vocab, bias=spec.head_bias)
+        super().__init__(spec.d_model, spec.head_rows, bias=spec.head_bias)
         self.scale = spec.logit_scale
         self.cap = spec.logit_softcap
 
     def forward(self, x_BTD: Tensor) -> Tensor:
-        """[B, T, D] to logits [B, T, V]."""
+        """[B, T, D] to logits [B, T, V], or to scores [B, T, 1]."""
         logits_BTV = super().forward(x_BTD)
         if self.scale != 1:
             logits_BTV = logits_BTV * self.scale

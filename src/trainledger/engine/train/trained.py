@@ -13,7 +13,7 @@ from torch import Tensor
 
 from trainledger.engine.data.tokenizer import ByteTokenizer, Tokenizer, json_tokenizer, read_tokenizer
 from trainledger.engine.nn.huggingface import CONFIG, TOKENIZER, TokenizerText, import_model
-from trainledger.engine.nn.init import take_weights
+from trainledger.engine.nn.init import initialize, take_weights
 from trainledger.engine.nn.lora import merge
 from trainledger.engine.nn.transformer import Transformer
 from trainledger.engine.nn.weights import (
@@ -55,6 +55,7 @@ from trainledger.engine.train.run_directory import (
     model_files,
     read_facts,
 )
+from trainledger.engine.train.step import derive
 from trainledger.spec.convert.huggingface import left_out, read_json
 from trainledger.spec.durable import content_of, sha256, text_sha256
 from trainledger.spec.model import ModelSpec
@@ -89,7 +90,10 @@ def load_trained(path: Path, say: Callable[[str], None], *, averaged: bool = Fal
     InvalidInput where there is no model, or no average.
     """
     if (paths := _run_and_checkpoint(path, say, averaged=averaged)) is not None:
-        return _of_run(*paths, averaged=averaged)
+        trained = _of_run(*paths, averaged=averaged)
+        if trained.model.spec.scores:
+            raise _refusal(path, "is a reward model: its scores are trained and watched, but no other verb reads them")
+        return trained
     if averaged:
         raise _refusal(path, "is no run or checkpoint of one, so there is no average of its weights")
     if is_quantized_checkpoint(path):
@@ -132,13 +136,17 @@ def start_from(run: Run, model: Transformer, say: Callable[[str], None]) -> dict
     if not file.is_file():
         rule = f"holds no {file.name}"
         raise InvalidInput([Problem("recipe.initial_weights", run.recipe.initial_weights, rule)])
-    stored = stored_in(files)
-    refuse(faults(shapes(run.model), stored), f"recipe.initial_weights: {file} does not fit the run's model")
+    stored, wanted, tensors = stored_in(files), shapes(run.model), held(model)
+    if run.model.scores and not spec.scores:  # which begin as those of a new run
+        initialize(model, seed=derive(run.recipe.seed, "init"), put=put)
+        for named in (stored, wanted, tensors):
+            named.pop("lm_head.weight", None)
+    refuse(faults(wanted, stored), f"recipe.initial_weights: {file} does not fit the run's model")
     if is_checkpoint(file.resolve().parent):
         say(f"{file}: weights alone; optimizer state is new, data from the first batch (--resume continues a run)")
     for other_setting in _other_settings(spec, run.model):
         say(f"{file}: {other_setting}")
-    take_weights(model, held(model), lambda name: stored[name].read(), put)
+    take_weights(model, tensors, lambda name: stored[name].read(), put)
     return {"file": str(file.resolve()), "sha256": sha256(file)}
 
 

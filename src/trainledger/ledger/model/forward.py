@@ -338,7 +338,7 @@ def head(tape: Tape, sizes: Sizes, leaves: ModelLeaves, x: Array, rows: Int) -> 
     assert leaves.head is not None
     with tape.at("lm_head"):
         bias = leaves.after.get("lm_head.bias")
-        logits = op.linear(tape, x, leaves.head, bias, rows, spec.d_model, spec.padded_vocab)
+        logits = op.linear(tape, x, leaves.head, bias, rows, spec.d_model, spec.head_rows)
         if spec.logit_scale != 1:
             logits = op.times_number(tape, logits)
         if spec.logit_softcap is not None:

@@ -44,7 +44,7 @@ def after_blocks(spec: ModelSpec) -> Named:
     if spec.norm_place != "after-add":
         yield from _norm(spec, "norm", spec.d_model)
     if not spec.tie_embeddings:
-        yield "lm_head.weight", (spec.padded_vocab, spec.d_model)
+        yield "lm_head.weight", (spec.head_rows, spec.d_model)
     if spec.head_bias:
         yield "lm_head.bias", (spec.padded_vocab,)
 

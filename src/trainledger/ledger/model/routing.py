@@ -45,7 +45,7 @@ def route(tape: Tape, sizes: Sizes, leaves: BlockLeaves, x: Array) -> Routes:
         case _:
             scores = logits
     chosen = _choose(tape, spec, scores.view(), N)
-    weights = _gather(tape, scores, chosen)
+    weights = op.gather_elements(tape, scores, chosen)
     if spec.experts.router.scores == "softmax-of-chosen":
         weights = op.softmax(tape, weights, "_softmax")
     elif spec.experts.router.normalize:
@@ -89,20 +89,6 @@ def _best_groups(tape: Tape, spec: ModelSpec, scores: Array, N: Int) -> Array:
 def _best(tape: Tape, x: Array, elements: Int) -> list[Array]:
     """Values and places of the best of each row."""
     return tape.emit("topk", "embedding", reads=[x], makes=[(elements, "fp32"), (elements, "int64")])
-
-
-def _gather(tape: Tape, x: Array, index: Array) -> Array:
-    """One element of x for each of the index; keeps x for its size, and the gradient is as large."""
-    size = x.elements
-
-    def backward(g: Array, x: Array, index: Array) -> Gradients:
-        zeros = tape.make("new_zeros", "copy", g, elements=size)
-        return [tape.make("scatter_add", "embedding", zeros, index, g)]
-
-    node = tape.node([x.node], (x.view(), index), backward)
-    y = tape.make("gather", "embedding", Array(index.elements, x.dtype, None), index)
-    y.node = node
-    return y
 
 
 def sum_to(tape: Tape, x: Array, elements: Int) -> Array:

@@ -35,6 +35,8 @@ def loss(
         of_logits = compiled_cross_entropy if compiled else cross_entropy
         logits = head(x, rows)
         del x
+        if sequences is not None and recipe.objective.kind == "reward":
+            return logits
         with tape.at("loss"):
             if sequences is not None:
                 return _sums(tape, cross_entropy(tape, logits, ids, upcast=recipe.loss.upcast, mean=False), sequences)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from trainledger.ledger.core.graph import Array
 from trainledger.ledger.core.tape import Tape
+from trainledger.ledger.entry import Int
 from trainledger.ledger.ops import operations as op
 
 
@@ -24,6 +25,21 @@ def preference(tape: Tape, losses: Array, reference: Array) -> Array:
     margins = op.times_number(tape, op.subtract(tape, rejected, chosen))
     value = op.softplus(tape, margins)
     del margins
+    return _mean(tape, value)
+
+
+def ranking(tape: Tape, scores: Array, targets: Array, B: Int, T: Int) -> Array:
+    """The mean over pairs of -log sigmoid of by how much the chosen answer's last score is above the rejected one's."""
+    asked = tape.pointwise("ge", targets, dtype="bool")
+    steps = tape.make("arange", "copy", elements=T, dtype="int64")
+    marked = tape.pointwise("mul", asked, steps, dtype="int64")
+    del asked, steps
+    places = tape.make("argmax", "reduction", marked, elements=B, flops=targets.elements)
+    del marked
+    last = op.cast(tape, op.gather_elements(tape, scores, places), "fp32")
+    del scores, places
+    chosen, rejected = op.parts(tape, last, [B // 2, B // 2], name="stack")
+    value = op.softplus(tape, op.subtract(tape, rejected, chosen))
     return _mean(tape, value)
 
 

@@ -305,6 +305,20 @@ def dropout(tape: Tape, x: Array, probability: float) -> Array:
 # Moving data
 
 
+def gather_elements(tape: Tape, x: Array, index: Array) -> Array:
+    """One element of x for each of the index; keeps x for its size, and the gradient is as large."""
+    size = x.elements
+
+    def backward(g: Array, x: Array, index: Array) -> Gradients:
+        zeros = tape.make("new_zeros", "copy", g, elements=size)
+        return [tape.make("scatter_add", "embedding", zeros, index, g)]
+
+    node = tape.node([x.node], (x.view(), index), backward)
+    y = tape.make("gather", "embedding", Array(index.elements, x.dtype, None), index)
+    y.node = node
+    return y
+
+
 def parts(tape: Tape, x: Array, sizes: Sequence[Int], *, name: str = "cat") -> list[Array]:
     """Views of x of the given sizes, or x itself where it is one; their gradients are copied together by ``name``."""
     whole, dtype = x.elements, x.dtype

@@ -16,7 +16,7 @@ from trainledger.ledger.model.forward import forward
 from trainledger.ledger.ops import operations as op
 from trainledger.ledger.ops.adapters import adapters_off, frozen_nbytes
 from trainledger.ledger.ops.linear import cast_weights, copies_nbytes
-from trainledger.ledger.ops.objective import desirability, distance, odds_ratio, preference
+from trainledger.ledger.ops.objective import desirability, distance, odds_ratio, preference, ranking
 from trainledger.ledger.optimizers.states import empty_buffers, set_formats
 from trainledger.ledger.parallel.expert import finish_gradients
 from trainledger.ledger.parallel.fully_sharded import FullySharded
@@ -222,6 +222,8 @@ class Work:
     def _compared(self, losses: Array, beside: list[Array]) -> Array:
         """The loss of preferences from those of sequences."""
         objective = self.rank.run.recipe.objective
+        if objective.kind == "reward":
+            return ranking(self.tape, losses, Array(self.sizes.rows, "int64", None), self.sizes.B, self.sizes.T)
         if objective.reference is None:
             return odds_ratio(self.tape, losses, Array(self.sizes.rows, "int64", None))
         if objective.mismatched:

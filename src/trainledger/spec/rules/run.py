@@ -188,6 +188,7 @@ def _experts(run: Run) -> Iterator[Problem]:
 def _preferences(run: Run) -> Iterator[Problem]:
     """Contradictions between pairs of sequences with a reference, and the model, recipe and layout of a run."""
     recipe, layout, rows = run.recipe, run.layout, run.device_batch
+    yield from _scores(run)
     if not recipe.objective.answers:
         return
     if isinstance(rows, int) and rows % recipe.objective.answers:
@@ -195,11 +196,12 @@ def _preferences(run: Run) -> Iterator[Problem]:
         rule = f"a micro-batch of {rows} is not of pairs, a chosen and a rejected sequence each (recipe.objective)"
         yield Problem(f"recipe.{field}", getattr(recipe, field), rule, getattr(recipe, field) + layout.data_ranks)
     yet, precision = "is not accounted for with preferences (recipe.objective)", recipe.precision
+    losses = ("full",) if run.model.scores else ("full", "chunked")
     axes = () if layout.auto else ("tensor", "context", "pipeline", "expert")
     spread = f"{yet}, which layout.replicate and layout.shard spread"
     refused = (
         ("recipe.framework", recipe.framework != "torch" and recipe.framework, yet, "torch"),
-        ("recipe.loss", recipe.loss.kind not in ("full", "chunked") and recipe.loss.kind, yet, "chunked"),
+        ("recipe.loss", recipe.loss.kind not in losses and recipe.loss.kind, yet, losses[-1]),
         ("recipe.precision", precision.float8 and precision.kind, yet, "bf16-mixed"),
         ("recipe.compile", recipe.compile, yet, False),
         ("recipe.documents", recipe.documents, yet, "none"),
@@ -210,6 +212,24 @@ def _preferences(run: Run) -> Iterator[Problem]:
         *((f"layout.{axis}", getattr(layout, axis) != 1 and getattr(layout, axis), spread, 1) for axis in axes),
     )
     yield from (Problem(*refusal) for refusal in refused if refusal[1])
+
+
+def _scores(run: Run) -> Iterator[Problem]:
+    """A reward model has a score in place of logits, and no other model has."""
+    spec, lora, rewards = run.model, run.recipe.lora, run.recipe.objective.kind == "reward"
+    if rewards != spec.scores:
+        rule = "is of a reward model: recipe.objective = reward, and model.scores = true"
+        yield Problem("model.scores", spec.scores, rule, rewards)
+    if not spec.scores:
+        return
+    of_logits = {"tie_embeddings": False, "head_bias": False, "logit_scale": 1.0, "logit_softcap": None}
+    for field, usual in of_logits.items():
+        if getattr(spec, field) != usual:
+            rule = "is of logits, and model.scores has one score"
+            yield Problem(f"model.{field}", getattr(spec, field), rule, "none" if usual is None else usual)
+    if lora is not None and "lm_head" not in (lora.whole or ()):
+        rule = "must have lm_head: scores (recipe.objective = reward) have a new matrix, which is trained"
+        yield Problem("recipe.lora.whole", list(lora.whole or ()) or None, rule, [*(lora.whole or ()), "lm_head"])
 
 
 def recipe_problems(recipe: Recipe) -> Iterator[Problem]:

@@ -207,6 +207,7 @@ def _recipe(read: Reading, layout: Mapping[str, Any], data_ranks: int) -> dict[s
         own = {name: value for name, value in read.group("objective").items() if name in answered.__dataclass_fields__}
         section["objective"] = {"kind": kind} | own
         section |= {name: answered.answers * size for name, size in batch.items()}
+        section |= {"loss": "full"} if kind == "reward" else {}
     if read.epochs:
         section["steps"] = 1
     adapter = said.get("run.adapter") or None
@@ -214,6 +215,8 @@ def _recipe(read: Reading, layout: Mapping[str, Any], data_ranks: int) -> dict[s
     section["precision"] = precision | read.group("precision")
     if adapter is not None:
         section["lora"] = _lora(read, adapter)
+        if kind == "reward":  # PEFT trains the scores' matrix whole
+            section["lora"]["whole"] = ["lm_head"]
     elif bits := said.get("run.bits"):
         read.refuse(f"weights in {bits} bits", bits, "need an adapter: quantized weights are not trained")
     optimizer = read.group("optimizer")
