@@ -27,6 +27,7 @@ DPO = {"objective": "dpo"}
 KNOWN = {**DPO, "objective.reference": "precomputed"}
 LORA = {**DPO, "lora.rank": 3}
 CHUNKED = {"loss": "chunked", "loss.chunks": 4}
+SCORES = {"scores": True, "tie_embeddings": False}
 TWO: dict[str, Case] = {
     "ddp": ({"replicate": 2}, {}, {**DPO, "global_batch": 4}),
     "ddp, adapters": ({"replicate": 2}, {}, {**LORA, "global_batch": 4}),
@@ -41,6 +42,8 @@ TWO: dict[str, Case] = {
     "fsdp, chunked": ({"shard": 2}, {}, {**DPO, **CHUNKED}),
     "fsdp, precomputed": ({"shard": 2}, {}, KNOWN),
     "fsdp, adapters": ({"shard": 2}, {}, LORA),
+    "ddp, scores": ({"replicate": 2}, SCORES, {"objective": "reward", "global_batch": 4}),
+    "fsdp, scores": ({"shard": 2}, SCORES, {"objective": "reward", "precision": "bf16-sharded"}),
     "fsdp, adapters, chunked": ({"shard": 2}, {}, {**LORA, **CHUNKED}),
     "fsdp, adapters on nf4": ({"shard": 2}, ODD, {**LORA, "lora.base_format": "nf4", "precision": "bf16-mixed"}),
 }  # fmt: skip
