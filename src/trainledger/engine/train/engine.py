@@ -87,7 +87,7 @@ def train(
 
         def refuse_untrained() -> None:
             if run.data.lengths is not None:
-                rule = "is planned; train packs documents into full rows"
+                rule = "is of padded rows, which plan, fit and layouts take; train packs documents into full ones"
                 raise InvalidInput([Problem("data.lengths", None, rule, "--set data.lengths=none")])
             refuse(run.recipe.precision, run.recipe)
             refuse_launches(run.recipe, str(ranks.device))

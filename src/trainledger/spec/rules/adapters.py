@@ -47,7 +47,7 @@ def adapter_problems(run: Run) -> Iterator[Problem]:
             yield Problem(f"layout.{axis}", getattr(layout, axis), rule, 1)
     if layout.tensor != 1:
         rule = "is not accounted for over tensor ranks (layout.tensor)"
-        for field, plain in (("dora", False), ("dropout", 0.0), ("base_format", None)):
+        for field, plain in (("dora", False), ("base_format", None)):
             if (value := getattr(lora, field)) != plain:
                 yield Problem(f"recipe.lora.{field}", value, rule, "none" if plain is None else plain)
         if spec.latent or spec.mixer or spec.experts:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
@@ -157,7 +158,9 @@ def _adapted(module: AdaptedLinear, x: Tensor, bias: Any, *, whole: str) -> Tens
     y = F.linear(x, own["weight"], bias.to_local() if isinstance(bias, DTensor) else bias)
     if "lora_a" not in own or module.off:
         return y
-    return y + F.linear(F.linear(x, own["lora_a"]), own["lora_b"]) * module.scale
+    # All tensor ranks draw the same numbers: one mask where each has whole rows, equal ones of their parts of a row.
+    z = torch.native_dropout(x, module.dropout, True)[0] if module.training and module.dropout else x
+    return y + F.linear(F.linear(z, own["lora_a"]), own["lora_b"]) * module.scale
 
 
 # torch's `RowwiseParallel` on an embedding gives each rank a gradient of the whole vocabulary (2.13).
