@@ -55,14 +55,14 @@ def test_adapters_of_mixtures(data: st.DataObject) -> None:
     """Of stacks by their weights or by rows, beside those of attention and of shared experts, or alone."""
     how = data.draw(pick(None, "weights", "rows"))
     model = {
-        **EXPERTS, "n_layers": data.draw(pick(1, 2, 3)), "feed_forward.n_shared": data.draw(pick(0, 1)),
-        "feed_forward.n_dense_layers": data.draw(pick(0, 1)), "feed_forward.expert_d_ff": data.draw(pick(7, 16)),
+        **EXPERTS, "n_layers": data.draw(pick(1, 2, 3, 6)), "feed_forward.n_shared": data.draw(pick(0, 1)),
+        "feed_forward.n_dense_layers": data.draw(pick(0, 1, 2)), "feed_forward.expert_d_ff": data.draw(pick(7, 16)),
         "feed_forward.bias": data.draw(st.booleans()), "feed_forward.gated": data.draw(st.booleans()), "d_model": 24,
     }  # fmt: skip
     if model["feed_forward.n_shared"]:
         model["feed_forward.shared_gate"] = data.draw(st.booleans())
-    if model["n_layers"] == 1:
-        model["feed_forward.n_dense_layers"] = 0
+    if model["n_layers"] < 3:
+        model["feed_forward.n_dense_layers"] = min(model["feed_forward.n_dense_layers"], model["n_layers"] - 1)
     again = data.draw(pick("none", "full", "selective", "attention", "offload"))
     recipe = {
         "lora.rank": data.draw(pick(1, 3)), "lora.experts": how or "rows",

@@ -17,7 +17,16 @@ from trainledger.spec.frozen import frozen
 from trainledger.spec.model import ModelSpec
 from trainledger.spec.problem import InvalidInput, Problem
 from trainledger.spec.recipe import Recipe
-from trainledger.spec.savings import ATTENTION, CHECKPOINTING, Checkpointing, Segments, is_target
+from trainledger.spec.savings import (
+    ATTENTION,
+    BESIDE_EXPERTS,
+    CHECKPOINTING,
+    MLP,
+    Checkpointing,
+    Lora,
+    Segments,
+    is_target,
+)
 from trainledger.spec.units import ceil_div
 
 
@@ -230,33 +239,18 @@ def is_again(recipe: Recipe, group: int) -> bool:
     return again.kind == "segments"
 
 
-def kinds_that_learn(spec: ModelSpec, recipe: Recipe) -> set[LayerKind]:
-    """The kinds of layers whose attention has a backward, or is recomputed for one.
-
-    These are all, except the first of frozen blocks whose adapters come after its attention.
-    """
-    runs = layer_runs(spec, recipe)
-    kinds = [kind for run in runs for kind in run.kinds]
-    whole_again = recipe.activation_checkpointing.kind in ("full", "segments", "selective") and runs[0].groups[0].again
-    if recipe.lora is None or whole_again or "embed_tokens" in (recipe.lora.whole or ()):
-        return set(kinds)
-    targets = recipe.lora.targets
-    before = any(is_target(f"self_attn.{name}.weight", targets) for name in ATTENTION if name != "o_proj")
-    return set(kinds if before else kinds[1:])
-
-
-def kinds_again(spec: ModelSpec, recipe: Recipe) -> set[LayerKind]:
-    """The kinds of layers of which backward recomputes something."""
-    runs = layer_runs(spec, recipe)
-    if recipe.activation_checkpointing.kind in ("attention", "from-start"):
-        return {kind for run in runs for kind in run.kinds}
-    layer_kinds: set[LayerKind] = set()
-    for run in runs:
-        first = 0
-        for group in run.groups:
-            layer_kinds |= set(run.kinds[first : first + group.size] if group.again else ())
-            first += group.size
-    return layer_kinds
+def first_adapted(spec: ModelSpec, lora: Lora) -> int:
+    """The number of the first layer with adapters, counted from 0: those before it have no backward."""
+    for layer in range(spec.leading_layers + period_of(spec)):
+        kind, mixture = kind_of(spec, layer), spec.experts
+        names = [f"self_attn.{name}.weight" for name in ATTENTION if kind.attends]
+        if kind.feeds and not (kind.experts and mixture is not None and not mixture.n_shared):
+            names += [f"mlp.{name}.weight" for name in MLP]
+        if kind.experts:
+            names += [f"mlp.{name}.weight" for name in BESIDE_EXPERTS]
+        if (kind.experts and lora.of_experts) or any(is_target(name, lora.targets) for name in names):
+            return layer
+    return 0
 
 
 def group_size(spec: ModelSpec, recipe: Recipe) -> int:
@@ -295,6 +289,9 @@ def layer_runs(spec: ModelSpec, recipe: Recipe | None) -> tuple[LayerRun, ...]:
     # Of what is not kept, the first round's input and the last one's output live on: a loop cannot say so.
     # The first of frozen blocks with adapters alone gives no gradient on.
     apart = recipe.activation_checkpointing.ends_apart or recipe.lora is not None
+    if recipe.lora is not None and (first := first_adapted(spec, recipe.lora)):
+        cuts = pairwise((0, first, first + 1, spec.n_layers))
+        runs = tuple(run for start, until in cuts for run in layers_between(runs, start, until))
     return _ends_apart(runs) if apart else runs
 
 

@@ -19,14 +19,14 @@ from tiny_run import CountingFeed, tiny_run
 from tokenizers import Tokenizer
 
 from trainledger.cli import main
-from trainledger.engine.data.tokenizer import ByteTokenizer
+from trainledger.engine.data.tokenizer import ByteTokenizer, byte_level
 from trainledger.engine.nn import weights
 from trainledger.engine.nn.init import initialize
 from trainledger.engine.nn.transformer import Transformer
 from trainledger.engine.train import run_directory, saving
 from trainledger.engine.train.engine import train
 from trainledger.engine.train.records import read_lines as read_metrics
-from trainledger.engine.train.trained import byte_level, load_trained, write_start
+from trainledger.engine.train.trained import load_trained, write_start
 from trainledger.spec.durable import held, text_sha256
 from trainledger.spec.parts import with_fields
 from trainledger.spec.problem import InvalidInput

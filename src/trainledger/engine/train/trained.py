@@ -3,7 +3,6 @@ directory; to sample from, to export, or to start a run from."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,7 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from trainledger.engine.data.tokenizer import ByteTokenizer, Tokenizer, json_tokenizer, read_tokenizer
+from trainledger.engine.data.tokenizer import ByteTokenizer, Tokenizer, byte_level, json_tokenizer, read_tokenizer
 from trainledger.engine.nn.huggingface import CONFIG, TOKENIZER, TokenizerText, import_model
 from trainledger.engine.nn.init import initialize, take_weights
 from trainledger.engine.nn.lora import merge
@@ -188,41 +187,6 @@ def tokenizer_text(tokenizer: Tokenizer) -> TokenizerText:
     """A tokenizer as a tokenizer.json that `tokenizers` and `transformers` read."""
     definition = byte_level(tokenizer) if isinstance(tokenizer, ByteTokenizer) else tokenizer.definition
     return TokenizerText(definition, tokenizer.end_id, tokenizer.decode([tokenizer.end_id]))
-
-
-def byte_level(tokenizer: ByteTokenizer) -> str:
-    """The tokenizer.json of bytes: a byte-level BPE without merges, whose ids are the bytes."""
-    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    # Byte-level BPE writes each byte as one visible character (Radford et al. 2019): itself, or the next from 256 on.
-    rest = [index for index in range(256) if index not in printable]
-    letters = {byte: chr(byte) for byte in printable} | {byte: chr(256 + at) for at, byte in enumerate(rest)}
-    end_token = tokenizer.decode([tokenizer.end_id])
-    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
-    bytes_to_letters = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
-    return json.dumps(
-        {
-            "version": "1.0",
-            "truncation": None,
-            "padding": None,
-            "normalizer": None,
-            "post_processor": None,
-            "added_tokens": [{"id": tokenizer.end_id, "content": end_token, "special": True, **flags}],
-            "pre_tokenizer": bytes_to_letters,
-            "decoder": bytes_to_letters,
-            "model": {
-                "type": "BPE",
-                "dropout": None,
-                "unk_token": None,
-                "continuing_subword_prefix": None,
-                "end_of_word_suffix": None,
-                "fuse_unk": False,
-                "byte_fallback": False,
-                "ignore_merges": False,
-                "vocab": {letters[byte]: byte for byte in range(256)},
-                "merges": [],
-            },
-        }
-    )
 
 
 def tokenizer_json_in(directory: Path) -> str | None:

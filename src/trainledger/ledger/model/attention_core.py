@@ -18,7 +18,7 @@ from trainledger.ledger.ops import operations as op
 from trainledger.ledger.parallel.context import attend_over_ranks
 from trainledger.spec.device import cudnn_takes
 from trainledger.spec.device import fused_attention as fused_kernels
-from trainledger.spec.layers import kinds_again
+from trainledger.spec.layers_of_backward import kinds_again
 from trainledger.spec.model import ModelSpec
 from trainledger.spec.problem import InvalidInput, Problem
 from trainledger.spec.recipe import Recipe

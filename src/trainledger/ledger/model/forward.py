@@ -36,15 +36,8 @@ from trainledger.ledger.parallel.tensor import (
     tensor_group,
     vocab_parallel_loss,
 )
-from trainledger.spec.layers import (
-    LayerKind,
-    angles_of,
-    expert_layers,
-    kinds_that_learn,
-    mtp_kind,
-    rotary_modules,
-    windows_of,
-)
+from trainledger.spec.layers import LayerKind, angles_of, expert_layers, mtp_kind, rotary_modules, windows_of
+from trainledger.spec.layers_of_backward import kinds_that_learn
 from trainledger.spec.model import ModelSpec
 from trainledger.spec.recipe import Recipe
 from trainledger.spec.savings import Selective

@@ -221,14 +221,12 @@ class Work:
 
     def _compared(self, losses: Array, beside: list[Array]) -> Array:
         """The loss of preferences from those of sequences."""
-        objective = self.rank.run.recipe.objective
+        objective, targets = self.rank.run.recipe.objective, Array(self.sizes.rows, "int64", None)
         if objective.kind == "reward":
-            return ranking(self.tape, losses, Array(self.sizes.rows, "int64", None), self.sizes.B, self.sizes.T)
+            return ranking(self.tape, losses, targets, self.sizes.B, self.sizes.T)
         if objective.reference is None:
-            return odds_ratio(self.tape, losses, Array(self.sizes.rows, "int64", None))
-        if objective.mismatched:
-            return desirability(self.tape, losses, *beside)
-        return preference(self.tape, losses, *beside)
+            return odds_ratio(self.tape, losses, targets)
+        return (desirability if objective.mismatched else preference)(self.tape, losses, *beside)
 
     def _reference_losses(self, ids: Array) -> Array:
         """The losses of a micro-batch's sequences under the frozen reference."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from trainledger.spec.layers import segments
+from trainledger.spec.layers import first_adapted, segments
 from trainledger.spec.model import ModelSpec
 from trainledger.spec.problem import Problem, nearest_text
 from trainledger.spec.recipe import Recipe
@@ -26,6 +26,9 @@ def adapter_problems(run: Run) -> Iterator[Problem]:
         rule = f"names no linear layer of this model: {', '.join(name.split('.')[1] for name in layers)}"
         nearest = "linear" if spec.experts is None else "experts"
         yield Problem("recipe.lora.targets", list(lora.targets), rule, nearest)
+    if run.recipe.activation_checkpointing.kind == "segments" and first_adapted(spec, lora):
+        rule = "recomputes layers together, of which the first have no adapters (recipe.lora.targets)"
+        yield Problem("recipe.activation_checkpointing", "segments", rule, "full")
     if experts and lora.dora:
         yield Problem("recipe.lora.dora", True, "is not for adapters on experts (recipe.lora.targets)", False)
     if lora.of_experts == "weights" and lora.dropout:
