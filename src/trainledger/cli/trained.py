@@ -178,14 +178,13 @@ def export(
     adapters: Annotated[bool, text("adapters alone (recipe.lora), as PEFT loads them onto their model")] = False,
 ) -> Document:
     """Write a trained model, adapters merged, as a directory that Hugging Face transformers opens with equal logits."""
-    from trainledger.engine.nn import huggingface, peft
-    from trainledger.engine.train.trained import adapters_in, load_trained, tokenizer_text
+    from trainledger.engine.nn.huggingface import export_model
+    from trainledger.engine.train.trained import load_trained, tokenizer_text, write_adapters
 
     if adapters:
         if averaged:
             raise InvalidInput([Problem("--ema", None, "is of merged weights; leave --adapters out")])
-        run, stored = adapters_in(Path(model), say)
-        kind = peft.export_adapters(run, stored, Path(out), force=force, model_type=model_type)
+        kind, stored = write_adapters(Path(model), Path(out), say, force=force, model_type=model_type)
         layers = sum(".lora_a" in name for name in stored)
         says = f"{out}: adapters of {layers:,} layers of a {kind}\nload them with PEFT:\n"
         data = {"directory": Path(out), "model_type": kind, "adapters": len(stored)}
@@ -193,9 +192,7 @@ def export(
 
     trained = load_trained(Path(model), say, averaged=averaged)
     tokenizer = None if trained.tokenizer is None else tokenizer_text(trained.tokenizer)
-    written = huggingface.export_model(
-        trained.model, Path(out), dtype, tokenizer=tokenizer, force=force, model_type=model_type
-    )
+    written = export_model(trained.model, Path(out), dtype, tokenizer=tokenizer, force=force, model_type=model_type)
     if trained.model.spec.unserved:
         say(f"{trained.model.spec.unserved}, as transformers leaves them out")
     size = parameters(trained.model.spec.served).total

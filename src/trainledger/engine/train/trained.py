@@ -14,11 +14,11 @@ from trainledger.engine.data.tokenizer import ByteTokenizer, Tokenizer, byte_lev
 from trainledger.engine.nn.huggingface import CONFIG, TOKENIZER, TokenizerText, import_model
 from trainledger.engine.nn.init import initialize, take_weights
 from trainledger.engine.nn.lora import merge
+from trainledger.engine.nn.peft import export_adapters
 from trainledger.engine.nn.transformer import Transformer
 from trainledger.engine.nn.weights import (
     FILE,
     MODEL_FILE,
-    Stored,
     faults,
     held,
     read_spec,
@@ -241,14 +241,20 @@ def _of_quantized(directory: Path) -> Trained:
     return Trained(model, _tokenizer_in(directory, None if run is None else run.data.end_token), weights, run)
 
 
-def adapters_in(path: Path, say: Callable[[str], None]) -> tuple[Run, dict[str, Stored]]:
-    """The run in a directory or of a checkpoint, and where its newest valid checkpoint holds its adapters."""
+def write_adapters(
+    path: Path, directory: Path, say: Callable[[str], None], *, force: bool = False, model_type: str | None = None
+) -> tuple[str, list[str]]:
+    """Write the adapters of a run in a directory or of a checkpoint, of its newest valid one, as PEFT loads them.
+
+    Gives the model type that they are for, and their names.
+    """
     paths = _run_and_checkpoint(path, say)
     if paths is None or (run := read(paths[0] / RUN_FILE)).recipe.lora is None:
         raise _refusal(path, "is no run or checkpoint of one that trained adapters (recipe.lora)")
     stored = stored_in(model_files(paths[1]))
-    trained = [f"{module}." for module in run.recipe.lora.whole or ()]
-    return run, {name: each for name, each in stored.items() if ".lora_" in name or name.startswith(tuple(trained))}
+    trained = tuple(f"{module}." for module in run.recipe.lora.whole or ())
+    adapters = {name: part for name, part in stored.items() if ".lora_" in name or name.startswith(trained)}
+    return export_adapters(run, adapters, directory, force=force, model_type=model_type), list(adapters)
 
 
 def _averages(checkpoint: Path) -> dict[str, Tensor]:
