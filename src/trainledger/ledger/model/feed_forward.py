@@ -290,6 +290,7 @@ def _of_each_expert(
     """Rows times each expert's matrix of a stack, whose gradient is that of ``w``."""
     dtype = x.dtype
     matrix = op.cast(tape, stack, dtype)
+    # The engine offloads no copy of a trained parameter, which stays on the device itself (`checkpointing.offloading`).
     if isinstance(stack.node, Leaf) and matrix.memory is not None:
         matrix.memory.record.of_parameter = True
     bias = None if b is None else op.cast(tape, b.array(), dtype)

@@ -117,6 +117,8 @@ def _folded(tape: Tape, w: Leaf, a: Leaf, b: Leaf) -> Array:
     """Every expert's weight plus alpha / R times B A: as large as the frozen weights, and so is its gradient."""
     (E, d_out, d_in), rank, dtype = w.shape, a.shape[1], w.array().dtype
 
+    # The first factor's gradient is taken first (torch 2.13, baddbmm in derivatives.yaml), and alpha scales it, not
+    # the far larger product.
     def backward(g: Array, b: Array, a: Array) -> Gradients:
         db = tape.pointwise("mul", op.matmul(tape, "bmm", [g, a], (E, d_out, rank, d_in), dtype))
         return [db, tape.pointwise("mul", op.matmul(tape, "bmm", [b, g], (E, rank, d_in, d_out), dtype))]
