@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import HealthCheck, Phase, example, given, settings
 from hypothesis import strategies as st
 
 from trainledger.answers.load import load
@@ -60,7 +60,10 @@ def test_proposals_lead_to_a_run_that_obeys_all_rules(table: dict[str, dict[str,
 ODD = (0, -1, 10**9, 10**15, 1.5, "x", True, [], float("nan"), "1e400", "-5", "", {})
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck), phases=(Phase.generate,))
+@settings(
+    max_examples=150, deadline=None, suppress_health_check=list(HealthCheck), phases=(Phase.explicit, Phase.generate)
+)
+@example("recipe.activation_checkpointing.offload", "x")  # its nearest is an empty list
 @given(st.sampled_from(paths_of_run(())), st.sampled_from(ODD))
 def test_odd_values_of_any_field_do_too(path: str, value: Any) -> None:
     section, _, name = path.partition(".")

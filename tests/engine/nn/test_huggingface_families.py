@@ -249,6 +249,8 @@ def test_weights_of_any_sizes_come_in_and_go_out(
     given = {key: sizes[own.get(key, key)] for key in {*keys, *always} if own.get(key, key) in sizes}
     if "layer_types" in keys:
         given["layer_types"] = ["full_attention"] * layers
+    if "indexer_types" in keys:
+        given["indexer_types"] = [*_SHARES, "shared"][:layers]
     theirs = theirs_of(kind, keys | given, seed)
     theirs.save_pretrained(directory / "in")
     ours = import_model(directory / "in").eval()

@@ -330,4 +330,4 @@ def _recomputation(recipe: Recipe) -> Iterator[Problem]:
                 yield Problem(f"recipe.activation_checkpointing.{field}", name, rule, nearest_text(name, keepable))
     if again.offload and not recipe.of_xla:
         rule = "go to host memory in a step that XLA compiles: recipe.framework = jax"
-        yield Problem("recipe.activation_checkpointing.offload", list(again.offload), rule, "[]")
+        yield Problem("recipe.activation_checkpointing.offload", list(again.offload), rule, [])
