@@ -32,8 +32,8 @@ def _note_requests(proxy, asked):
         except OSError:
             return
         with connection:
-            connection.settimeout(2)
+            connection.settimeout(20)
             try:
-                asked.append(connection.recv(4096).decode(errors="replace").splitlines()[0])
-            except (OSError, IndexError):
+                asked += connection.recv(4096).decode(errors="replace").splitlines()[:1]  # none: a browser that ended
+            except OSError:
                 asked.append("a connection without a request")

@@ -97,6 +97,7 @@ def test_dropout_of_data_ranks_is_that_of_one_process(tmp_path: Path) -> None:
         compare(tmp_path, name, fields)
 
 
+@pytest.mark.long
 @EACH
 def test_every_rank_writes_its_part_and_no_other(trained: Path, ranks: int, name: str) -> None:
     newest = all_checkpoints(trained / name)[-1]
