@@ -141,6 +141,33 @@ def test_matrices_trained_whole_beside_adapters(fields: dict[str, Any]) -> None:
     assert moved == 4 * elements == dict(whole.resident)["parameters"] - dict(alone.resident)["parameters"]
 
 
+GATED_DELTA = {
+    "mixer": "gated-delta", "mixer.n_heads": 4, "mixer.n_key_heads": 2, "mixer.key_dim": 6, "mixer.value_dim": 8,
+}  # fmt: skip
+BESIDE_MIXERS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "gated delta": ({**GATED_DELTA, "layers": "RRA"}, {"precision": "bf16-mixed"}),
+    "attention alone": ({**GATED_DELTA, "layers": "RA"}, {"lora.targets": ["q_proj", "v_proj"], "lora.dropout": 0.1}),
+    "mamba-2": (
+        {"mixer": "mamba-2", "mixer.n_heads": 4, "mixer.head_dim": 8, "mixer.state": 6, "layers": "M*-"},
+        {"activation_checkpointing": "full"},
+    ),
+    "experts too": (
+        {**GATED_DELTA, "layers": "ME*-RB", "n_layers": 6, "feed_forward": "experts", "feed_forward.n_experts": 4},
+        {"precision": "bf16", "lora.dora": True},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BESIDE_MIXERS)
+def test_adapters_beside_mixers_that_stay_as_they_are(name: str) -> None:
+    model, recipe = BESIDE_MIXERS[name]
+    run = run_of(model=model, **{"lora.rank": 3, **recipe})
+    assert not [*run_problems(run)]
+    adapted, _ = assert_agree(run)
+    gradients = sum(nbytes for each in adapted for name, nbytes in each.allocated if name == "gradients")
+    assert gradients <= 4 * adapted.parameters < parameters(run.model).total
+
+
 def test_what_is_trained_whole_is_refused_where_it_would_be_another_run() -> None:
     whole = {"lora.rank": 3, "lora.whole": ["lm_head"]}
     for fields, sentence in (

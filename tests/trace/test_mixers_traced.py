@@ -77,8 +77,12 @@ def test_layers_with_a_mixer_need_one() -> None:
 
 
 def test_what_a_mixer_is_not_trained_with() -> None:
-    fields = {"recipe.compile", "recipe.documents", "recipe.lora.rank", "recipe.precision"}
+    fields = {"recipe.compile", "recipe.documents", "recipe.lora.base_format", "recipe.precision"}
     run = run_of(
-        model=model_of("mamba-2"), compile=True, documents="masked", lora={"rank": 2}, precision="fp8-tensorwise"
+        model=model_of("mamba-2"),
+        compile=True,
+        documents="masked",
+        lora={"rank": 2, "base_format": "nf4"},
+        precision="fp8-tensorwise",
     )
     assert {one.field for one in run_problems(run)} >= fields

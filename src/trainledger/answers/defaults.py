@@ -287,6 +287,10 @@ def assumptions(run: Run) -> str:
     texts = [as_override(each, _field(run, each)) + more.get(each, "") for each in run.origin.assumed]
     if texts and run.cluster.count == 1 and recipe.micro_batch is None and recipe.global_batch > 1:
         texts.append(f"one micro-batch of all {recipe.global_batch:,} sequences")
+    if recipe.lora is not None and run.model.mixer is not None:
+        texts.append("mixers without adapters")
+    if recipe.lora is not None and run.model.experts is not None and recipe.lora.base_format in ("int8", "nf4"):
+        texts.append(f"experts in {recipe.precision.parameters}, as bitsandbytes quantizes no stacks of them")
     return ", ".join(texts)
 
 

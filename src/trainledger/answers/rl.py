@@ -11,12 +11,13 @@ from typing import Annotated, Any, Unpack
 from trainledger.answers.defaults import assumptions, size_of
 from trainledger.answers.load import Source, names_model, resolve
 from trainledger.answers.machine import device_of, kernels_of
-from trainledger.answers.pages.interval import chance, ends
+from trainledger.answers.pages.interval import ends, fits
 from trainledger.answers.pages.plain_data import plain, run_data
 from trainledger.answers.question import count, length, question, question_of, share, text
 from trainledger.answers.source import METHOD, OfCluster, also, by_field, listed, with_cluster
 from trainledger.answers.trainers import read_trainer, run_of_launch
 from trainledger.forecast.plan.post_training import Phase, PostTraining, Rollout, post_training
+from trainledger.forecast.predict.interval import LIKELY
 from trainledger.report.document import Document, Facts, Table, details, notes, section, sections
 from trainledger.report.table import sentence
 from trainledger.spec.convert.trainers import generating, values_of
@@ -172,7 +173,7 @@ def _fitting(answer: PostTraining, machine: Device, backend: str) -> float | Non
 
 
 def _fewest(run: Run, rollout: Rollout, machine: Device, backend: str) -> int | None:
-    """The fewest devices, powers of two, on which every phase fits with FSDP over all of them."""
+    """The fewest devices, powers of two, on which every phase is likely to fit with FSDP over all of them."""
     devices = 1
     while devices <= _MOST_DEVICES:
         batch = max(1, run.recipe.global_batch // devices) * devices * (run.recipe.micro_batch or 1)
@@ -183,7 +184,8 @@ def _fewest(run: Run, rollout: Rollout, machine: Device, backend: str) -> int | 
             recipe=replace(run.recipe, global_batch=batch),
         )
         try:
-            if post_training(spread, rollout, machine, backend=backend).fits:
+            step = post_training(spread, rollout, machine, backend=backend)
+            if step.fits and (step.chance_of_fitting is None or step.chance_of_fitting >= LIKELY):
                 return devices
         except InvalidInput:
             pass
@@ -228,10 +230,10 @@ def _parts(phase: Phase) -> str:
 
 
 def _verdict(answer: PostTraining) -> str:
-    fits = "Fits" if answer.fits else "Does NOT fit"
-    likely = "" if answer.chance_of_fitting is None else f" (chance {chance(answer.chance_of_fitting)})"
+    fitting = fits(answer.fits, answer.chance_of_fitting)
     usable = f"of {format_nbytes(answer.usable_nbytes)} usable"
-    says = f"{fits}{likely}: {answer.peak.name} needs most, {format_nbytes(answer.peak.nbytes)} of a device, {usable}"
+    most = f"{answer.peak.name} needs most, {format_nbytes(answer.peak.nbytes)} of a device, {usable}"
+    says = f"{fitting[0].upper()}{fitting[1:]}: {most}"
     return f"{says}; a step takes {format_seconds(answer.seconds)}." if answer.seconds is not None else f"{says}."
 
 

@@ -19,7 +19,8 @@ from trainledger.spec.problem import InvalidInput, Problem
 from trainledger.spec.run import Origin, Run
 
 # Names of models that were trained further: their sizes are those of the model before.
-_TRAINED_FURTHER = re.compile(r"-(instruct|it|chat|base)(-\d{4})?(?=-hf$|$)", re.IGNORECASE)
+_TRAINED_FURTHER = re.compile(r"-((instruct|it|chat|base|thinking)(-\d{4})?|\d{4})(?=-hf$|$)", re.IGNORECASE)
+_IN_4_BITS = re.compile(r"-(unsloth-)?bnb-4bit$", re.IGNORECASE)
 
 
 def read_trainer(named: str, overrides: Overrides, launch: Launched) -> tuple[dict[str, Any], TrainerRun]:
@@ -100,7 +101,9 @@ def _preset(trainer_run: TrainerRun, where: str) -> tuple[str, tuple[str, ...]]:
         rule = f"is not named in a file of {trainer_run.program}: give a name of the catalog, or model.config="
         raise InvalidInput([Problem("the model", None, rule, "--set model.preset=llama-3-8b")], where)
     key = trainer_run.said_by.get("run.model", "the model")
-    before = _TRAINED_FURTHER.sub("", model)
+    base_format = trainer_run.table.get("recipe", {}).get("lora", {}).get("base_format")
+    # Without the file's word for it the weights would be counted in 16 bits.
+    before = _TRAINED_FURTHER.sub("", _IN_4_BITS.sub("", model) if base_format == "nf4" else model)
     for name in (model, before):
         try:
             known = catalog.known_as(name, catalog.model_names(), "model.preset")

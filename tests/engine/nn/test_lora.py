@@ -317,8 +317,8 @@ def test_a_run_goes_on_where_it_was_stopped(recipe: dict[str, Any], tmp_path: Pa
         (
             {"feed_forward": "experts", "feed_forward.n_experts": 4, "n_mtp_layers": 1},
             {},
-            "recipe.lora.rank = 3: there are no adapters for modules of multi-token "
-            "prediction: train all weights with recipe.lora = none",
+            "model.n_mtp_layers = 1: have no adapters (recipe.lora): fine-tuning leaves them out; nearest that works: "
+            "0",
         ),
         (
             {"feed_forward.gated": False, "feed_forward.activation": "gelu"},

@@ -25,6 +25,10 @@ pytestmark = pytest.mark.process
 ODD = {"feed_forward.d_ff": 81, "vocab_size": 97, "d_model": 33, "attention.head_dim": 8}
 LORA = {"lora.rank": 3}
 DORA = {**LORA, "lora.dora": True}
+MIXER = {
+    "mixer": "gated-delta", "mixer.n_heads": 4, "mixer.n_key_heads": 2, "mixer.key_dim": 6, "mixer.value_dim": 8,
+    "layers": "RA",
+}  # fmt: skip
 WHOLE = {"lora.whole": ["embed_tokens", "lm_head"]}
 EXPERTS = {
     "feed_forward": "experts", "feed_forward.n_experts": 4, "feed_forward.per_token": 2, "feed_forward.expert_d_ff": 16,
@@ -71,6 +75,8 @@ TWO: dict[str, Case] = {
     "zero 2, embedding and head": ({"shard": 2, "zero": 2}, ODD, {**LORA, **WHOLE}),
     "fsdp, embedding and head": ({"shard": 2}, {}, {**LORA, **WHOLE}),
     "fsdp, head, nf4, odd sizes": ({"shard": 2}, ODD, {**LORA, "lora.whole": ["lm_head"], "lora.base_format": "nf4"}),
+    "zero 2, mixer": ({"shard": 2, "zero": 2}, MIXER, LORA),
+    "fsdp, mixer": ({"shard": 2}, MIXER, {**LORA, "lora.targets": ["attention"]}),
     "fsdp, bf16 base gathered": ({"shard": 2}, {}, {**LORA, "precision": "bf16-sharded", "lora.base_format": "bf16"}),
 }  # fmt: skip
 

@@ -334,6 +334,15 @@ def test_a_model_trained_further_has_the_sizes_of_the_one_before(tmp_path: Path)
     run = resolve(written(tmp_path, FACTORY | {"model_name_or_path": "google/gemma-2-9b-it"}))
     assert run.model.name == "gemma-2-9b"
     assert "assuming the sizes of gemma-2-9b for google/gemma-2-9b-it" in run.origin.notes
+    quantized = {"quantization_bit": 4}
+    for name, known, fields in (
+        ("Qwen/Qwen3-4B-Thinking-2507", "qwen3-4b", {}),
+        ("Qwen/Qwen3-4B-Instruct-2507", "qwen3-4b", {}),
+        ("unsloth/Meta-Llama-3.1-8B-Instruct-bnb-4bit", "llama-3.1-8b", quantized),
+    ):
+        assert resolve(written(tmp_path, FACTORY | fields | {"model_name_or_path": name})).model.name == known
+    with pytest.raises(InvalidInput, match="is not in the catalog"):  # its weights are not those that the file says
+        resolve(written(tmp_path, FACTORY | {"model_name_or_path": "unsloth/Meta-Llama-3.1-8B-Instruct-bnb-4bit"}))
 
 
 def test_load_says_what_it_assumes(tmp_path: Path) -> None:

@@ -318,6 +318,7 @@ class FullySharded(Hook):
                 self._after_backward(self.root)
             self._everywhere(self._finish)
         self.reduced = []
+        self.waiting.clear()  # what was gathered ahead for a block that no gradient reaches
 
     def _finish(self, unit: Unit) -> None:
         """Reductions that no input gradient starts, of blocks before which nothing is trained; the root's come first

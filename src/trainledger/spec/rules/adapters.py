@@ -35,8 +35,8 @@ def adapter_problems(run: Run) -> Iterator[Problem]:
         rule = "is of an adapter's input, which what is added to weights has not (but recipe.lora.experts = rows)"
         yield Problem("recipe.lora.dropout", lora.dropout, rule, 0.0)
     if spec.n_mtp_layers:
-        rule = "there are no adapters for modules of multi-token prediction: train all weights with recipe.lora = none"
-        yield Problem("recipe.lora.rank", lora.rank, rule)
+        rule = "have no adapters (recipe.lora): fine-tuning leaves them out"
+        yield Problem("model.n_mtp_layers", spec.n_mtp_layers, rule, 0)
     if lora.whole and spec.tie_embeddings:
         rule = "names one of two tied matrices, which PEFT would train apart: adapters alone are accounted for"
         yield Problem("recipe.lora.whole", list(lora.whole), rule, "none")

@@ -47,8 +47,9 @@ def _mixers(recipe: Recipe) -> Iterator[Problem]:
     yet, precision = "is not accounted for with a mixer (model.mixer) yet", recipe.precision
     if recipe.compile:
         yield Problem("recipe.compile", True, yet, False)
-    if recipe.lora is not None:
-        yield Problem("recipe.lora.rank", recipe.lora.rank, f"{yet}: train all weights with recipe.lora = none")
+    if recipe.lora is not None and recipe.lora.base_format not in (None, precision.parameters):
+        rule = f"is not that of mixers (model.mixer), which stay in {precision.parameters} (recipe.precision)"
+        yield Problem("recipe.lora.base_format", recipe.lora.base_format, rule, "none")
     if precision.float8 is not None:
         yield Problem("recipe.precision", precision.kind, yet, "bf16-mixed")
 
