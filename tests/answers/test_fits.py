@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import trainledger as tl
+from trainledger.cli import main
 
 CASES = {
     "fits": ("gpt2", "t4", 1, {}),
@@ -45,9 +46,26 @@ def test_what_fits_by_the_count_alone_is_called_fitting_only_at_the_chance_that_
     assert counted
     assert tl.fits(*asked, chance=0.9 * counted.chance)
     assert not (unlikely := tl.fits(*asked, chance=1.1 * counted.chance))
-    says = r"Does NOT fit: a chance to fit of \d+ %, below \d+ % \(--chance\), with [\d.]+ GB of"
+    says = r"(May|Likely does NOT) fit \(chance \d+ %\): below \d+ % \(--chance\), [\d.]+ GB of"
     assert re.search(says, " ".join(str(unlikely).split()))
     assert tl.fits(*asked[:3], {**asked[3], **dict(change.split("=") for change in unlikely.nearest)})
+
+
+@pytest.mark.parametrize("tokens", [4096, 8192, 16384])
+def test_all_verbs_have_one_verdict(tokens: int, capsys: pytest.CaptureFixture[str]) -> None:
+    asked = ["llama-3.1-8b", "--method", "qlora", "--device", "rtx-4090", "--set", f"recipe.seq_len={tokens}"]
+    codes, says = dict[str, int](), set[str]()
+    for verb in ("plan", "fits", "advise", "fit"):
+        codes[verb] = main([verb, *asked, *(["--of", "memory"] if verb == "fit" else [])])
+        said = re.search(r"(likely does NOT|does NOT|may)? ?fits?( \(chance \d+ %\))?(?=[:,.;])",
+                         " ".join(capsys.readouterr().out.split()), re.IGNORECASE)  # fmt: skip
+        assert said is not None
+        says.add(said[0].strip().lower())
+    assert len(says) == 1, says
+    advice = tl.advise(asked[0], {"method": "qlora", "recipe.seq_len": tokens}, device="rtx-4090")
+    fits = advice.forecast.likely_fits
+    assert advice.goal == ("time" if fits else "memory")
+    assert codes == {"plan": 0 if fits else 2, "fits": 0 if fits else 2, "advise": 0, "fit": 0}
 
 
 def test_a_device_whose_memory_is_not_known_is_neither_yes_nor_no() -> None:

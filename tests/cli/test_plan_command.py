@@ -168,7 +168,7 @@ def test_a_plan_says_money_energy_and_interruptions_of_a_large_run(capsys):
     words += ["--set", "recipe.precision=bf16-mixed"]
     code, out, err = call(capsys, *words, "--full")
     assert code == 2
-    assert "values memory: does not fit: a device needs 97.22 GB and has 85.02 GB usable; " in " ".join(err.split())
+    assert "values memory: does NOT fit: a device needs 97.22 GB and has 85.02 GB usable; " in " ".join(err.split())
     said = costs(out)
     forecast = json.loads(call(capsys, *words, "--json")[1])["forecast"]
     money, between = 2.5 * forecast["device_hours"], forecast["intervals"]["money"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import count as numbers
@@ -14,7 +14,7 @@ from trainledger.answers.fast_precision import precision_notes
 from trainledger.answers.load import Source, resolve
 from trainledger.answers.machine import kernels_of, machine_of
 from trainledger.answers.pages.heading import found_layout_section, of_run
-from trainledger.answers.pages.interval import chance
+from trainledger.answers.pages.interval import chance, fits
 from trainledger.answers.pages.measured_step import data, explained, measured_step, seconds_of, verdict
 from trainledger.answers.pages.plain_data import plain, run_data
 from trainledger.answers.plan import impossible, on_one
@@ -52,6 +52,8 @@ def advise(
 ) -> Advice:
     """What to change about a run, ranked by the gain in time, or in memory where it does not fit.
 
+    Where the length of the run is not given, the time is that of a step.
+
     Every change is made and predicted. Each comes with its --set line to paste, and says whether it changes what is
     trained. With --mfu or --step-seconds the measured step stands beside the predicted one: what explains it, and how
     much nothing does. RUN is a run file, a model of the catalog or a Hugging Face config.json; of a file of another
@@ -59,7 +61,7 @@ def advise(
 
     Raises `InvalidInput`. `trainledger.forecast.plan.advise` has the method.
     """
-    run = defaults.with_length(resolve(run, with_cluster(overrides, **cluster), progress=progress))
+    run = resolve(run, with_cluster(overrides, **cluster), progress=progress)
     began, tried = monotonic(), numbers(1)
 
     def say(what: str) -> None:
@@ -92,6 +94,8 @@ def page(advice: Advice) -> Document:
     as_it_is, *bottleneck = _as_it_is(advice)
     measured = measured_step(advice.forecast, advice.measured_seconds) if advice.measured_seconds else None
     short = _SHORT - (advice.words is not None) - (measured is not None)  # what else there is takes the room of one
+    shown = same[:short] or other[:short]
+    listed = {change.what for change in shown}
     alone = "Changes that do not affect the result"
     result = "Changes of THE TRAINING RESULT: compare the loss of a short run first"
     return Document(
@@ -100,12 +104,15 @@ def page(advice: Advice) -> Document:
         sections=sections(
             explained(measured, advice.run.origin.source or "RUN") if measured else None,
             (*bottleneck, f"Ranked by gain in {advice.goal}.") if not measured else None,
-            _ranked(advice, alone, same[:short]),
-            _ranked(advice, result, other[: short if not same else 0]),
-            _all_together(advice) if not measured else None,
+            _ranked(advice, alone if same else result, shown),
+            _all_together(advice, listed) if not measured else None,
             words_section(advice.words),
             found_layout_section(advice.run),
-            *(details("the run as planned", (as_it_is, *bottleneck), _all_together(advice)) if measured else ()),
+            *(
+                details("the run as planned", (as_it_is, *bottleneck), _all_together(advice, listed))
+                if measured
+                else ()
+            ),
             replace(_ranked(advice, alone, same), detail=f"all {len(same)} changes") if len(same) > short else None,
             replace(_ranked(advice, result, other), detail="changes of the training result") if same else None,
             _together(advice),
@@ -121,15 +128,17 @@ def _ranked(advice: Advice, title: str, changes: Sequence[Advised]) -> Section:
     return section(title, _numbered(changes, [advice.forecast] * len(changes))) if changes else section("")
 
 
-def _all_together(advice: Advice) -> Section | None:
-    """The changes that were combined, as one command."""
+def _all_together(advice: Advice, listed: Collection[str]) -> Section | None:
+    """The changes that were combined, as one command; those that are not ``listed`` above it apart."""
     if not advice.together:
         return None
     last = advice.together[-1]
     gain = _gain(*before_and_after(advice.forecast, last.forecast), advice.forecast, last.forecast)
-    named = "; ".join(change.what for change in advice.together)
+    named = [change.what for change in advice.together if change.what in listed]
+    others = [change.what for change in advice.together if change.what not in listed]
+    named += [f"not listed above: {'; '.join(others)}"] if others else []
     command = commands(pasted_overrides(advice.run, last.run))
-    return section("", Items((Item(f"Together ({named}): {gain}", command),), numbered=False))
+    return section("", Items((Item(f"Together ({'; '.join(named)}): {gain}", command),), numbered=False))
 
 
 def _together(advice: Advice) -> Section | None:
@@ -145,7 +154,8 @@ def _remarks(advice: Advice) -> list[str]:
     lines = list(advice.notes)
     if not advice.alone:
         lines.append(f"None of {advice.tried} changes that were predicted gains in {advice.goal}.")
-    if advice.forecast.fits is False and not any(advised.fits for advised in (*advice.alone, *advice.together)):
+    changed = (advised.forecast for advised in (*advice.alone, *advice.together))
+    if advice.forecast.likely_fits is False and not any(forecast.likely_fits for forecast in changed):
         lines.append(_unfit(advice))
     if advice.run.cluster.count > 1:
         lines.append("These change a layout by a factor of two at a time; `trainledger layouts` searches all of them.")
@@ -174,12 +184,14 @@ def _as_it_is(advice: Advice) -> list[str]:
         parts.append(f"{format_seconds(forecast.total_seconds)} in all")
     if forecast.step_seconds is not None:
         parts.append(f"{format_seconds(forecast.step_seconds)} a step{on_one(advice.run, forecast)}")
+        if forecast.total_seconds is None and forecast.tokens_per_second is not None:
+            parts[-1] += f", {forecast.tokens_per_second:,.0f} tokens/s"
     if forecast.device_nbytes is not None:
-        memory = f"{format_nbytes(forecast.device_nbytes)} on the peak rank"
+        needs = f"{format_nbytes(forecast.device_nbytes)} on the peak rank"
         if forecast.usable_nbytes is not None:
-            fits = "which fits in" if forecast.fits else "which does NOT fit in"
-            memory += f", {fits} {format_nbytes(forecast.usable_nbytes)} of usable memory"
-        parts.append(memory)
+            likely = fits(forecast.fits, forecast.chance_of_fitting)
+            needs = f"{likely}: {needs}, of {format_nbytes(forecast.usable_nbytes)} usable"
+        parts.append(needs)
     if not parts:
         parts.append("time and memory of this machine are not known")
     lines = [f"Impossible {impossible(forecast)}."] if forecast.impossible else []

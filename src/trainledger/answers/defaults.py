@@ -216,10 +216,10 @@ def default_batch(run: Run) -> int:
 def with_length(run: Run) -> Run:
     """The run with 20 tokens for each parameter, where it is one step long because its length was assumed.
 
-    Not of fine-tuning (adapters, a method by name), which takes far fewer.
+    Not of fine-tuning (adapters, a method by name), which takes far fewer, nor of a file whose data is not known.
     """
     origin = run.origin
-    if "recipe.steps" not in origin.assumed or run.recipe.lora is not None or origin.method:
+    if "recipe.steps" not in origin.assumed or run.recipe.lora is not None or origin.method or origin.trainer:
         return run
     tokens = TOKENS_PER_PARAMETER * parameters(run.model).active
     assumed = tuple("recipe.tokens" if each == "recipe.steps" else each for each in origin.assumed)

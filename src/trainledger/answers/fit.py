@@ -14,8 +14,9 @@ from trainledger.answers.pages.interval import chance as written
 from trainledger.answers.pages.interval import fits
 from trainledger.answers.pages.memory import COLOUR_OF
 from trainledger.answers.pages.plain_data import plain, run_data
+from trainledger.answers.plan import planned
 from trainledger.answers.question import Progress, choice, question, share, silent, text
-from trainledger.answers.source import OfCluster, with_cluster
+from trainledger.answers.source import OfCluster, also, with_cluster
 from trainledger.answers.write_back import To, in_words, unwritten, words_data, words_section
 from trainledger.forecast.plan.fit import QUESTIONS, Fit, Found, Row, divides_batch, what_fits
 from trainledger.forecast.plan.memory_model import MemoryUse
@@ -25,12 +26,13 @@ from trainledger.ledger.model.parameters import parameters
 from trainledger.report.chart import Bars, Chart, bar_chart, stacked, usable_memory
 from trainledger.report.document import Amount, Cell, Document, Section, Table, section, sections
 from trainledger.report.table import sentence
+from trainledger.spec.problem import InvalidInput
 from trainledger.spec.reading import Overrides
 from trainledger.spec.run import Run
 from trainledger.spec.units import GIGA, counted, format_count, format_nbytes
 
 _DETAILED = ("model", "sequence", "micro-batch", "devices")
-_MOST_DEVICES = 6
+_MOST_DEVICES, _DEVICE = 6, "cluster.device"
 _COLUMNS = {
     "model": ("largest model", "count"),
     "sequence": ("longest sequence", "integer"),
@@ -62,8 +64,8 @@ def fit(
     Each question is asked of the run as it is and with changes that need less memory; of a file of another trainer
     these are said in its words, and --write makes a copy with them. Raises `InvalidInput`.
     """
-    sets = with_cluster(overrides, **cluster)
-    run = defaults.of_full_rows(resolve(run, sets, purpose=defaults.FIT, progress=progress))
+    source, sets = run, with_cluster(overrides, **cluster)
+    run = defaults.of_full_rows(resolve(source, sets, purpose=defaults.FIT, progress=progress))
     asked = tuple(QUESTIONS) if of is None else tuple(of)
     found = what_fits(
         run,
@@ -75,7 +77,20 @@ def fit(
         progress=lambda done, of: progress("questions", done, of),
     )
     saving = (resolve(run, row.settings, search=False) for row in reversed(found.rows) if row.settings)
-    return replace(found, words=in_words(run, saving, write))
+    devices = [name for name in found.devices or () if _plans(source, also(sets, {_DEVICE: name}), found)]
+    return replace(found, devices=found.devices and tuple(devices), words=in_words(run, saving, write))
+
+
+def _plans(source: Source, sets: Overrides, found: Fit) -> bool:
+    """Whether a plan takes the run on another device; where XLA compiles the step there, whether that fits too."""
+    try:
+        run = defaults.of_full_rows(resolve(source, sets, purpose=defaults.FIT, search=False))
+        if run.recipe.of_xla is found.run.recipe.of_xla:
+            return True
+        forecast = planned(run).forecast
+    except InvalidInput:
+        return False
+    return forecast.fits is True and forecast.as_likely_as(found.chance)
 
 
 def page(fit: Fit) -> Document:

@@ -62,13 +62,21 @@ class Fits(Answer, report="fits"):
     def __bool__(self) -> bool:
         return self.verdict is True
 
+    @property
+    def said(self) -> str:
+        """The verdict in the words of a plan."""
+        if self.verdict is None:
+            return "whether it fits is not known"
+        by_count = self.chance is not None and (self.nbytes or 0) <= (self.usable_nbytes or 0)
+        return worded(self.verdict or by_count, self.chance)
+
 
 def why_not(fits: Fits) -> Problem | None:
     """Why a run does not fit, with the change that would; None where it fits, or where that is not known."""
     if fits.verdict is not False:
         return None
     return Problem(
-        "memory", None, f"does not fit: {fits.reason}", " ".join(f"--set {change}" for change in fits.nearest) or None
+        "memory", None, f"{fits.said}: {fits.reason}", " ".join(f"--set {change}" for change in fits.nearest) or None
     )
 
 
@@ -118,13 +126,13 @@ def _answer(plan: Plan, chance: float) -> Fits:
     forecast = plan.forecast
     verdict, likely = forecast.fits, forecast.chance_of_fitting
     if forecast.impossible:
-        verdict = False
+        verdict, likely = False, None
     elif verdict and likely is not None:
         verdict = likely >= chance
     sets, change = _nearest(plan, chance) if verdict is False else ((), "")
     reason = _reason(plan)
     if likely is not None and forecast.fits and not verdict:
-        reason = f"a chance to fit of {written(likely)}, below {written(chance)} (--chance), with {reason}"
+        reason = f"below {written(chance)} (--chance), {reason}"
     nbytes, usable = forecast.device_nbytes, forecast.usable_nbytes
     words = in_words(plan.run, [resolve(plan.run, sets, search=False)] if sets else [])
     return Fits(plan.run, verdict, nbytes, usable, likely, reason, sets, change, words)
@@ -209,13 +217,12 @@ def _more_devices(run: Run, chance: float) -> tuple[tuple[str, ...], str]:
 
 def page(fits: Fits) -> Document:
     """The verdict with its bytes, and the nearest change that fits."""
-    said = "Whether it fits is not known" if fits.verdict is None else worded(fits.verdict, fits.chance)
     change = f"Fits with {fits.change}:" if fits.change else "Nearest that works:"
     item = Item(change, commands(fits.nearest))
     none = "No change that was tried fits." if fits.verdict is False else None
     return Document(
         title=f"Whether {fits.run.model.name} fits",
-        verdict=sentence(f"{said}: {fits.reason}"),
+        verdict=sentence(f"{fits.said}: {fits.reason}"),
         sections=sections(
             run_line(fits.run), Items((item,), numbered=False) if fits.nearest else none, words_section(fits.words)
         ),

@@ -66,9 +66,11 @@ def why_impossible(plan: Plan) -> Problem | None:
     if forecast.impossible:
         rule = f"is missing, so {plan.run.cluster.count:,} devices cannot share this run: "
         return Problem("layout", None, rule + "; ".join(forecast.impossible), "layout=auto")
-    if not (needs := too_large(plan)):
+    needs = too_large(plan)
+    if not needs and forecast.likely_fits is not False:
         return None
-    return Problem("memory", None, f"does not fit: {needs}; trainledger advise ranks changes that need less")
+    rule = f"does NOT fit: {needs}" if needs else _fits(plan)
+    return Problem("memory", None, f"{rule}; trainledger advise ranks changes that need less")
 
 
 @question(impossible=why_impossible)

@@ -385,14 +385,14 @@ def test_of_a_layout_that_was_searched_for_all_of_it_is_one_command(named: tuple
     printed = text(page(advice), width=10**6)
     pasted = printed.partition("Together (")[2].partition("\n")[2].partition("\n\n")[0].replace("\\\n", " ")
     sets = [each for each in shlex.split(pasted) if each != "--set"]
-    run = tl.load(model, [*cluster, f"recipe.tokens={advice.run.recipe.tokens}", *sets])
+    run = tl.load(model, [*cluster, *sets])
     assert not run.origin.searched
     assert run == advice.together[-1].run
-    assert tl.predict(run).total_seconds == advice.together[-1].forecast.total_seconds
+    assert tl.predict(run).step_seconds == advice.together[-1].forecast.step_seconds
     alone = next(each for each in advice.alone if each.sets[0].startswith("recipe."))
     found = printed.partition("The layout that the search selected:\n")[2].partition("\n\n")[0].replace("\\\n", " ")
     layout = [each for each in shlex.split(found) if each != "--set"]
-    assert tl.load(model, [*cluster, f"recipe.tokens={advice.run.recipe.tokens}", *layout, *alone.sets]) == alone.run
+    assert tl.load(model, [*cluster, *layout, *alone.sets]) == alone.run
 
 
 def test_casts_that_cost_more_than_they_save_alone_are_tried_with_compiled_blocks() -> None:
@@ -420,3 +420,24 @@ def test_overrides_after_a_search_give_the_same_run_from_before_and_after_it() -
     other = tl.load(found, {"layout.shard": 1, "layout.replicate": 16, "layout.reshard_after_forward": None})
     sets = pasted_overrides(found, other)
     assert tl.load("gpt2", [*named, *sets]) == other == tl.load(found, list(sets))
+
+
+@pytest.mark.parametrize("of", ["named model", "epochs.yml", "arguments.json"])
+def test_a_run_of_unknown_length_is_ranked_by_its_step(of: str, tmp_path: Path) -> None:
+    (tmp_path / "epochs.yml").write_text("base_model: gpt2\nsequence_len: 1024\nnum_epochs: 3\nbf16: true\n")
+    (tmp_path / "arguments.json").write_text('{"output_dir": "out", "per_device_train_batch_size": 4, "bf16": true}')
+    given = ["model.preset=gpt2"] if of == "arguments.json" else []
+    source = "gpt2" if of == "named model" else str(tmp_path / of)
+    advice = tl.advise(source, given, device="a100-sxm-40gb")
+    planned = tl.plan(source, given, device="a100-sxm-40gb").forecast
+    assert (advice.forecast.total_seconds, planned.total_seconds) == (None, None)
+    assert advice.forecast.step_seconds == planned.step_seconds
+    assert advice.alone[0].seconds == (planned.step_seconds, advice.alone[0].forecast.step_seconds)
+    shown = text(page(advice))
+    assert f"{planned.tokens_per_second:,.0f} tokens/s" in shown
+    assert "in all" not in shown
+    together = shown[shown.index("Together (") :].partition("):")[0]
+    above = shown[: shown.index("Together (")]
+    named, _, others = " ".join(together.removeprefix("Together (").split()).partition("not listed above: ")
+    assert all(f" {what}: " in " ".join(above.split()) for what in named.split("; ") if what)
+    assert not any(f" {what}: " in " ".join(above.split()) for what in others.split("; ") if what)

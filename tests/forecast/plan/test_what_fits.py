@@ -344,3 +344,14 @@ def test_adapters_end_with_frozen_weights_in_four_bits() -> None:
     assert sizes[-1] > sizes[-2]
     run = tl.load(found.run, found.rows[-1].settings)
     assert tl.plan(run).forecast.fits
+
+
+@pytest.mark.parametrize(("model", "sets"), [("llama-3.1-8b", {"method": "qlora"}), ("gpt2", {"recipe.loss": "fused"})])
+def test_a_plan_takes_each_device_that_is_named(model: str, sets: dict[str, str]) -> None:
+    named = tl.fit(model, sets, device="rtx-4090", of=["memory"]).devices
+    assert named
+    assert "h100-sxm" in named
+    for device in named:
+        forecast = tl.plan(model, sets, device=device).forecast
+        assert forecast.fits
+        assert forecast.as_likely_as(0.8)

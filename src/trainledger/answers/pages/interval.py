@@ -66,12 +66,13 @@ def _rounded(text: str) -> str:
 
 
 def chance(value: float) -> str:
-    """A chance in whole percent, never certain.
+    """A chance in whole percent, never certain, and never rounded up to one that decides.
 
-    >>> chance(0.974), chance(0.9991), chance(1e-4)
-    ('97 %', 'over 99 %', 'under 1 %')
+    >>> chance(0.974), chance(0.9991), chance(1e-4), chance(0.797)
+    ('97 %', 'over 99 %', 'under 1 %', '79 %')
     """
     percent = round(100 * value)
+    percent -= any(value < least <= percent / 100 for least in (EVEN, LIKELY, SURE))
     return f"{percent} %" if 1 <= percent <= 99 else "over 99 %" if percent > 99 else "under 1 %"
 
 

@@ -120,8 +120,8 @@ def advise(
     whole = partial(predict, machine=machine, backend=backend)
     trials = _Trials(only, cache(lambda run: of_one_step(run, whole(run)) if one_step else whole(run)), say)
     forecast = trials.forecast(run)
-    asked = goal or ("memory" if forecast.fits is False or forecast.step_seconds is None else "time")
-    short = () if forecast.fits is not False else _offloads(run, backend)
+    asked = goal or ("memory" if forecast.likely_fits is False or forecast.step_seconds is None else "time")
+    short = () if forecast.likely_fits is not False else _offloads(run, backend)
     adviseds = trials.all(run, (*changes(run, backend=backend), *short))
     tried, refused = len(adviseds), trials.refused
     best = _ranked(adviseds, asked, forecast)
@@ -208,7 +208,7 @@ def before_and_after(
 
 def _likely(after: Forecast, before: Forecast) -> bool:
     """Whether a changed run fits as surely as is recommended, or as before the change where that fits."""
-    chance = before.chance_of_fitting if before.fits else None
+    chance = before.chance_of_fitting if before.likely_fits else None
     least = LIKELY if chance is None else min(LIKELY, chance)
     return after.fits is not False and after.as_likely_as(least)
 
@@ -225,7 +225,7 @@ def _ranked(adviseds: list[Advised], goal: str, before: Forecast) -> list[Advise
             return sorted(gains, key=lambda gain: _to_fit(gain, before))
         return sorted(gains, key=lambda gain: (-gain.faster, -gain.smaller))
     gains = [advised for advised in adviseds if advised.smaller > LEAST or (enables and advised.works)]
-    if before.fits is False:  # what makes it fit comes first, the fastest of that before the others
+    if before.likely_fits is False:  # what makes it fit comes first, the fastest of that before the others
         return sorted(gains, key=lambda gain: _to_fit(gain, before))
     return sorted(gains, key=lambda gain: (-gain.smaller, -gain.faster))
 
@@ -256,7 +256,7 @@ def _together(trials: _Trials, run: Run, adviseds: list[Advised], goal: str, mos
         wanted = [partner for partner in partners if not _overlap(partner, done)]
         options = adviseds if turn == 0 else trials.all(first, wanted)
         pairs = _pairs(trials, first, options) if len(done) + 2 <= most else []
-        unfit = at.fits is False or not _likely(at, start)
+        unfit = at.likely_fits is False or not _likely(at, start)
         now = "memory" if unfit or at.step_seconds is None else goal
         best = next(iter(_ranked([*options, *pairs], now, at)), None)
         if best is None:

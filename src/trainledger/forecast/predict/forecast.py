@@ -11,7 +11,7 @@ from dataclasses import field, fields
 from importlib import import_module
 from typing import Any
 
-from trainledger.forecast.predict.interval import Interval
+from trainledger.forecast.predict.interval import EVEN, Interval
 from trainledger.ledger.core.sizes import added
 from trainledger.ledger.entry import BASES
 from trainledger.ledger.ledger import StepFigures
@@ -141,6 +141,11 @@ class Forecast(StepFigures):
     def as_likely_as(self, chance: float) -> bool:
         """Whether the chance to fit is at least so much, or not known."""
         return self.chance_of_fitting is None or self.chance_of_fitting >= chance
+
+    @property
+    def likely_fits(self) -> bool | None:
+        """Whether the run fits rather than not: by its bytes, and by the chance where that is known."""
+        return self.fits and self.as_likely_as(EVEN)
 
     @property
     def waits(self) -> bool:
