@@ -168,6 +168,21 @@ def test_adapters_beside_mixers_that_stay_as_they_are(name: str) -> None:
     assert gradients <= 4 * adapted.parameters < parameters(run.model).total
 
 
+IN_FP16: tuple[dict[str, Any], ...] = (
+    {"lora.base_format": "nf4", "lora.dropout": 0.1},
+    {"activation_checkpointing": "full", "global_batch": 8, "micro_batch": 2},
+    {"lora.dora": True, "loss": "chunked", "loss.chunks": 2},
+)
+
+
+@pytest.mark.parametrize("recipe", IN_FP16, ids=lambda fields: " ".join(map(str, fields.values())))
+def test_adapters_under_a_scaled_loss(recipe: dict[str, Any]) -> None:
+    """As on devices without bf16: V100, T4."""
+    run = run_of(**{"lora.rank": 3, "precision": "fp16-mixed", **recipe})
+    assert not [*run_problems(run)]
+    assert_agree(run)
+
+
 def test_what_is_trained_whole_is_refused_where_it_would_be_another_run() -> None:
     whole = {"lora.rank": 3, "lora.whole": ["lm_head"]}
     for fields, sentence in (

@@ -293,8 +293,8 @@ def test_a_run_goes_on_where_it_was_stopped(recipe: dict[str, Any], tmp_path: Pa
         ),
         (
             {},
-            {"precision": "fp16-mixed"},
-            "recipe.precision = 'fp16-mixed': is not accounted for with frozen weights; nearest that works: bf16-mixed",
+            {"precision": "fp16"},
+            "recipe.precision = 'fp16': is not accounted for with frozen weights; nearest that works: fp16-mixed",
         ),
         (
             {},

@@ -93,9 +93,10 @@ def adapter_recipe_problems(recipe: Recipe) -> Iterator[Problem]:
         if name not in WHOLE:
             yield Problem("recipe.lora.whole", name, f"must be of {', '.join(WHOLE)}", nearest_text(name, WHOLE))
     precision = recipe.precision
-    if precision.float8 is not None or precision.loss_scaling or precision.master:
+    if precision.float8 is not None or precision.master:
         rule = "is not accounted for with frozen weights"
-        yield Problem("recipe.precision", precision.kind, rule, "bf16-mixed" if precision.low else "fp32")
+        nearest = "fp16-mixed" if precision.loss_scaling else "bf16-mixed" if precision.low else "fp32"
+        yield Problem("recipe.precision", precision.kind, rule, nearest)
     if recipe.compile:
         yield Problem("recipe.compile", True, "is not built for adapters (recipe.lora)", False)
     if recipe.activation_checkpointing.kind == "from-start":
