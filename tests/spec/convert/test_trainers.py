@@ -345,6 +345,14 @@ def test_a_model_trained_further_has_the_sizes_of_the_one_before(tmp_path: Path)
         resolve(written(tmp_path, FACTORY | {"model_name_or_path": "unsloth/Meta-Llama-3.1-8B-Instruct-bnb-4bit"}))
 
 
+@pytest.mark.parametrize(("bits", "base_format"), [({}, "bf16"), ({"quantization_bit": 4}, "nf4")])
+def test_adapters_in_fp16_are_those_of_an_autocast(bits: dict[str, int], base_format: str, tmp_path: Path) -> None:
+    half = {name: value for name, value in FACTORY.items() if name != "bf16"} | {"fp16": True}
+    recipe = resolve(written(tmp_path, half | bits)).recipe
+    assert recipe.lora is not None
+    assert (recipe.precision.kind, recipe.lora.base_format) == ("fp16-mixed", base_format)
+
+
 def test_load_says_what_it_assumes(tmp_path: Path) -> None:
     with pytest.warns(UserWarning, match="leaves some of the recipe open; assuming .*recipe.steps=1"):
         run = load(written(tmp_path, AXOLOTL), count=8)

@@ -321,6 +321,9 @@ def _precision(read: Reading, adapters: bool, *, split: bool) -> dict[str, Any]:
         kind = "mxfp8" if said.get("run.mx") else f"fp8-{said.get('run.scaling', 'tensorwise')}"
         return {"kind": kind + ("-sharded" if read.sharded else "")}
     zero = "run.zero" in said
+    if adapters and half == "fp16":
+        read.notes.append("embeddings, head and norms are counted in fp32, as PEFT casts them beside quantized weights")
+        return {"kind": "fp16-mixed"}
     if adapters or (said.get("run.pure") and not read.sharded and not zero):
         if adapters:
             read.notes.append(f"adapters are counted in {half} as the model is; PEFT keeps them in fp32")
@@ -360,4 +363,6 @@ def _lora(read: Reading, adapter: str) -> dict[str, Any]:
         read.refuse(read.key_of("run.bits"), bits, "must be 4 or 8", 4)
     if bits or adapter == "qlora":
         section["base_format"] = "int8" if bits == 8 else "nf4"
+    elif read.said.get("run.half") == "fp16":
+        section["base_format"] = "bf16"  # as large as fp16
     return section
