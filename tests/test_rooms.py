@@ -154,13 +154,13 @@ CEILINGS: dict[str, tuple[int, int, int]] = {
     "ledger": (50, 8010, 601),
     "observe": (40, 5852, 628),
     "report": (13, 1717, 145),
-    "spec": (54, 8745, 482),
+    "spec": (54, 8750, 482),
     "tensors": (10, 1946, 108),
     "trace": (51, 9249, 769),
     "web": (28, 3935, 495),
 }
 # Of the whole: files, lines, ``fmt: skip``, short files with a single importer in their folder.
-MOST_FILES, MOST_LINES, MOST_SKIPS, MOST_LONE = 476, 103862, 150, 6
+MOST_FILES, MOST_LINES, MOST_SKIPS, MOST_LONE = 476, 103867, 150, 6
 
 
 @pytest.mark.parametrize("room", CEILINGS)
@@ -228,7 +228,7 @@ def lines_of(paths: Iterable[Path]) -> int:
     return sum(path.read_text(encoding="utf-8").count("\n") for path in paths)
 
 
-MOST_TEST_LINES = 75_706
+MOST_TEST_LINES = 75_714
 
 
 def test_tests_keep_below_their_ceiling() -> None:
