@@ -68,10 +68,10 @@ def run_of_model(named: str | ModelSpec, overrides: Overrides, purpose: str = PL
     cluster, data = _section("cluster", overrides), _section("data", overrides)
     longest = min([fields["max_seq_len"], *(tokens for tokens, _ in (data.lengths or ())[-1:])])
     method = str(by_field(overrides).get(METHOD, ""))
-    overrides, preset = _with_method(overrides, cluster.count, longest)
-    given = by_field(overrides)
-    layout = _layout(given, cluster, purpose)
+    layout = _layout(by_field(overrides), cluster, purpose)
     auto = layout.get("auto", False)
+    overrides, preset = _with_method(overrides, cluster.count, longest, searched=auto)
+    given = by_field(overrides)
     small = purpose == FIT and not auto
     spread = purpose != SERVE and not small and (cluster.count > 1 or (auto and cluster.device != THIS_MACHINE))
     adapters = any(name.startswith("recipe.lora") for name in given)
@@ -108,8 +108,13 @@ def run_of_model(named: str | ModelSpec, overrides: Overrides, purpose: str = PL
     return replace(run, origin=origin)
 
 
-def _with_method(overrides: Overrides, devices: int, longest: int) -> tuple[Overrides, tuple[str, ...]]:
-    """Overrides with the recipe of a method (`METHODS`) before them in its place, and the fields that it gives."""
+def _with_method(
+    overrides: Overrides, devices: int, longest: int, *, searched: bool
+) -> tuple[Overrides, tuple[str, ...]]:
+    """Overrides with the recipe of a method (`METHODS`) before them in its place, and the fields that it gives.
+
+    A layout that is ``searched`` for has its own micro-batch and recomputation.
+    """
     given = by_field(overrides)
     if METHOD not in given:
         return overrides, ()
@@ -123,6 +128,10 @@ def _with_method(overrides: Overrides, devices: int, longest: int) -> tuple[Over
     micro_batch = size_of(given.get("recipe.micro_batch", preset["recipe.micro_batch"]))
     batch = round_up(preset["recipe.global_batch"], devices * micro_batch)
     preset |= {"recipe.global_batch": batch, "recipe.seq_len": min(preset["recipe.seq_len"], longest)}
+    if searched:
+        del preset["recipe.activation_checkpointing"]
+        if method != "kto":  # one answer alone has none that mismatches
+            del preset["recipe.micro_batch"]
     preset = {name: value for name, value in preset.items() if not {name, name.rpartition(".")[0]} & given.keys()}
     if isinstance(overrides, Mapping):
         return {**preset, **{name: value for name, value in overrides.items() if name != METHOD}}, tuple(preset)

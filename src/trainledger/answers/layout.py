@@ -26,31 +26,40 @@ from trainledger.spec.units import counted
 Progress = Callable[[str, int, int], None]
 # A search may take half a minute, and `plan` asks for the same run several times; a server asks for many runs.
 _FOUND: Recent[Any, Run] = Recent(64)
+_OF_A_NODE = {"tensor": 1, "pipeline": 1, "context": 1}
 
 
 def with_layout(run: Run, *, written: Collection[str] = (), progress: Progress | None = None) -> Run:
     """The run with the simplest of the quickest layouts, where it asks for a search (``layout.auto``).
 
-    That is `Layouts.simplest`: a pipeline is not worth a percent that predictions cannot resolve. What the run
+    That is `Layouts.simplest`: a pipeline is not worth a percent that predictions cannot resolve. Where nobody asks for
+    the search, a model that is named alone, the devices of one node share states and data alone if that fits, as people
+    begin there: tensor ranks and stages are for what does not. What the run
     says of its layout, its micro-batch or its recomputation is kept: all that is not as by default, and the fields that
     are ``written`` (`runfile.written`). ``progress`` hears of the search as in `questions.layouts`. Raises
     `InvalidInput` where nothing fits.
     """
     fixed = fixed_by(run, written)
-    key = (run, *fixed.items())
+    asked = not {"layout", "layout.auto"}.isdisjoint(written)
+    key = (run, asked, *fixed.items())
     found = _FOUND.get(key)
     if found is None:
         # Of one device whose rates are not known there is nothing to find.
         alone = run.cluster.count == 1 and not fixed_by(run) and run.cluster.device == THIS_MACHINE
-        found = replace(run, layout=replace(run.layout, auto=False)) if alone else _searched(run, fixed, progress)
+        found = (
+            replace(run, layout=replace(run.layout, auto=False)) if alone else _searched(run, fixed, asked, progress)
+        )
         _FOUND.keep(key, found)
     searched = not (found.layout.alone and found.recipe.micro_batch is None)
     return replace(found, origin=replace(run.origin, searched=searched))
 
 
-def _searched(run: Run, fixed: Mapping[str, Any], progress: Progress | None) -> Run:
+def _searched(run: Run, fixed: Mapping[str, Any], asked: bool, progress: Progress | None) -> Run:
     refuse_not_searched(run, {f"layout.{name}" for name in NOT_SEARCHED})
-    layouts = spread(whole(run), fixed=fixed, keep=1, front=False, progress=progress)
+    search = partial(spread, whole(run), keep=1, front=False, progress=progress)
+    layouts = search(fixed={**_OF_A_NODE, **fixed}, chance=LIKELY) if not asked and _is_one_node(run) else None
+    if layouts is None or not (layouts.ranked or layouts.interrupted):
+        layouts = search(fixed=fixed)
     if layouts.interrupted:  # who asked for a run did not ask for the best layout until then
         raise KeyboardInterrupt
     if layouts.simplest is None:
@@ -59,6 +68,15 @@ def _searched(run: Run, fixed: Mapping[str, Any], progress: Progress | None) -> 
         more = f" (trainledger layouts{fixes} --full shows the search)"
         raise InvalidInput([Problem("layout", "auto", f"{why.rule}{more}", why.nearest)])
     return layouts.simplest.run
+
+
+def _is_one_node(run: Run) -> bool:
+    machine = machine_of(run)
+    return (
+        isinstance(machine, Device)
+        and machine.fabric is not None
+        and (run.cluster.count <= (run.cluster.devices_per_node or machine.fabric.devices_per_node))
+    )
 
 
 def refuse_not_searched(run: Run, written: Collection[str]) -> None:

@@ -255,3 +255,33 @@ def test_what_sends_to_experts_is_fixed_by_set_as_by_fix() -> None:
             tl.layouts(SPREAD, {f"layout.{field}": value})
     no_megatron = tl.layouts(SPREAD, {"layout.expert_send": "all"})
     assert "megatron-core" in str(no_megatron.problem)
+
+
+OF_A_NODE = {"qwen2.5-7b": {"method": "full", "recipe.seq_len": 1024}, "llama-3.1-8b": {}, "gpt2": {"method": "lora"}}
+
+
+@pytest.mark.parametrize("model", OF_A_NODE)
+@pytest.mark.long
+def test_the_devices_of_one_node_share_data_and_states_unless_somebody_asks(model: str) -> None:
+    sets = OF_A_NODE[model]
+    run = load(model, sets, device="h100-sxm", count=8)
+    assert (run.layout.tensor, run.layout.pipeline, run.layout.context) == (1, 1, 1)
+    forecast, asked = tl.predict(run), tl.predict(load(model, {**sets, "layout": "auto"}, device="h100-sxm", count=8))
+    assert forecast.fits
+    assert forecast.as_likely_as(0.8)
+    assert forecast.step_seconds is not None
+    assert asked.step_seconds is not None
+    assert asked.step_seconds <= 1.03 * forecast.step_seconds
+    assert "recipe.micro_batch" not in run.origin.assumed
+    for changes in ({"recipe.micro_batch": 2 * run.device_batch}, {"recipe.activation_checkpointing": "none"}):
+        other = (
+            tl.predict(load(run, changes)) if run.grad_accum > 1 or "recipe.micro_batch" not in changes else forecast
+        )
+        quicker = (other.step_seconds or 0) < forecast.step_seconds / 1.03
+        assert not (quicker and other.fits and other.as_likely_as(0.8)), changes
+
+
+def test_stages_are_for_what_does_not_fit_without() -> None:
+    run = load("llama-3.1-8b", {"recipe.global_batch": 4}, device="h100-sxm", count=8)
+    assert run.layout.tensor * run.layout.pipeline * run.layout.context > 1
+    assert load("llama-3.1-8b", {"layout.tensor": 2}, device="h100-sxm", count=8).layout.tensor == 2
