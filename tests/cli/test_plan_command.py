@@ -377,3 +377,8 @@ def test_a_script_without_a_function_to_build_is_annotated(capsys, tmp_path):
     assert f"nearest that works: trainledger annotate --fake {script}" in call(capsys, "plan", str(script))[2]
     script.write_text("def build():\n    return None\n")
     assert "nearest that works: trainledger trace" in call(capsys, "plan", str(script))[2]
+
+
+def test_without_a_step_time_the_short_answer_says_why(capsys) -> None:
+    assert main(["plan", "gpt2", "--device", "t4", "--set", "recipe.precision=bf16"]) == 0
+    assert "no step time: NVIDIA T4 has no peak for bf16 on record" in " ".join(capsys.readouterr().out.split())

@@ -52,6 +52,7 @@ from trainledger.spec.units import (
 _FAR = 0.1  # relative: from here on the headline says how attention is counted
 _MUCH_ATTENTION = 0.3  # of the FLOPs of matmuls and attention
 USUAL_MFU = 0.5  # of the napkin, where nobody says another
+UNTIMED = "no step time"  # what a forecast that has none says, with the reason
 BASES = {
     "bound": "a bound: no run is faster",
     "assumed": "assumed: rates of a data sheet or a calibration",
@@ -200,7 +201,8 @@ def _notes(plan: Plan) -> Iterator[str]:
     """What the numbers rest on."""
     if basis := plan.forecast.basis.get("step_seconds"):
         yield sentence(f"times are {BASES[basis]}")
-    yield from map(sentence, (*plan.forecast.notes, *rests_on(plan.run, plan.machine)))
+    notes = [note for note in plan.forecast.notes if not note.startswith(UNTIMED)]  # which stand in place of the time
+    yield from map(sentence, (*notes, *rests_on(plan.run, plan.machine)))
 
 
 def _costs(plan: Plan) -> Iterator[tuple[str, str]]:
@@ -208,6 +210,7 @@ def _costs(plan: Plan) -> Iterator[tuple[str, str]]:
     forecast, cluster = plan.forecast, plan.run.cluster
     if forecast.step_seconds is not None:
         yield from _times(plan, forecast.step_seconds)
+    yield from (("step", note) for note in forecast.notes if note.startswith(UNTIMED))
     if forecast.device_hours is not None:
         hours = f"{_amount(forecast.device_hours)} device-hours"
         if forecast.money is None:
