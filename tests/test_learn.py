@@ -31,7 +31,6 @@ def test_the_index_has_a_command_for_each_chapter() -> None:
 
 
 @pytest.mark.parametrize(("command", "said"), re.findall(r"^\| \[.*\| `(.*?)` \| `(.*?)` \|", TUNING, re.MULTILINE))
-@pytest.mark.long
 def test_questions_about_fine_tuning_have_the_answers_shown(
     command: str, said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
