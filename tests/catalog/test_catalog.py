@@ -404,7 +404,10 @@ def test_a_weaker_device_of_a_generation_is_nowhere_faster(one, other):
         ),
         (catalog.model, "GTP2", "model.preset = 'GTP2': is not in the catalog; nearest that works: gpt2"),
         (catalog.device, "a100-pcie", "(a100-pcie-40gb, a100-pcie-80gb); nearest that works: a100-pcie-40gb"),
-        (catalog.device, "zx81", "cluster.device = 'zx81': is not in the catalog (a100-pcie-40gb, "),
+        (catalog.device, "zx81", "(trainledger catalog devices lists all): add catalog/devices/NAME.toml, a copy"),
+        (catalog.model, "vit-large", "'vit-large': is not in the catalog (trainledger catalog models lists all): give"),
+        (catalog.model, "qwen2.5-vl-7b", "lists all): give its config.json in place of its name, or of any other"),
+        (catalog.model, "foo bar/Qwen2.5-7B", "'foo bar/Qwen2.5-7B': is not in the catalog (trainledger catalog"),
     ],
 )
 def test_an_unknown_name_brings_the_nearest(ask, wanted, sentence):

@@ -371,12 +371,44 @@ def test_code_is_refused_with_the_verb_that_takes_it(capsys, named, near):
     assert f"nearest that works: {near}" in err
 
 
+@pytest.mark.parametrize(
+    ("line", "near"),
+    [
+        ("python finetune.py --model Qwen/Qwen2.5-7B", "Qwen/Qwen2.5-7B --set recipe.seq_len=2048"),
+        ("foo bar/Qwen2.5-7B", "bar/Qwen2.5-7B --set"),
+        ("torchrun --nproc_per_node 8 my_train.py --lr 1", "llama-3-8b --set recipe.seq_len=2048"),
+    ],
+)
+def test_a_launch_line_of_an_unknown_program_is_no_model_and_no_file(capsys, line, near):
+    code, out, err = call(capsys, "plan", line)
+    assert (code, out) == (2, "")
+    assert "is a launch line of an unknown program; those of the trainers in docs/planning.md are read" in err
+    assert f"nearest that works: {near}" in err
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (("fits", "gpt2", "h100-sxm", "4"), "nearest that works: --device h100-sxm --count 4"),
+        (("plan", "gpt2", "--set", "recipe.epochs=1"), "[recipe]; nearest that works: recipe.steps or recipe.tokens"),
+        (("plan", "gpt2", "--set", "recipe.samples=1"), "[recipe]; nearest that works: recipe.steps or recipe.tokens"),
+        (("plan", "gpt2", "--set", "recipe.colour=1"), "unknown field of [recipe], which has seq_len, "),
+        (("compare", "gpt2", "--over", "recipe.seq_len"), "nearest that works: --over recipe.seq_len=512,1024"),
+    ],
+)
+def test_what_is_near_enough_is_proposed(capsys, words, sentence):
+    code, _, err = call(capsys, *words)
+    assert code == 2
+    assert sentence in err
+
+
 def test_a_script_without_a_function_to_build_is_annotated(capsys, tmp_path):
     script = tmp_path / "grpo.py"
     script.write_text("import torch\ntorch.zeros(3)\n")
     assert f"nearest that works: trainledger annotate --fake {script}" in call(capsys, "plan", str(script))[2]
-    script.write_text("def build():\n    return None\n")
-    assert "nearest that works: trainledger trace" in call(capsys, "plan", str(script))[2]
+    script.write_text("class Net:\n    def __init__(self, width): ...\ndef make_net(width=8):\n    return None\n")
+    assert "nearest that works: trainledger trace package.module:make_net" in call(capsys, "plan", str(script))[2]
+    assert ":make_net, or trainledger annotate" in call(capsys, "trace", str(script))[2]
 
 
 def test_without_a_step_time_the_short_answer_says_why(capsys) -> None:

@@ -183,7 +183,7 @@ def test_a_step_of_the_users_own_has_several_models_and_optimizers() -> None:
         ("my_net:a-b", "must name a module"),
         ("my_net.py:build", "no module 'my_net.py' can be imported from here; nearest that works: my_net:build"),
         ("./my_net.py:Net", "must name a module and something in it; nearest that works: my_net:Net"),
-        ("../a/my_net.py:Net", "must name a module and something in it; nearest that works: package.module:build"),
+        ("../a/my_net.py:Net", "must name a module and something in it; nearest that works: package.module:Net"),
     ],
 )
 def test_targets_that_are_none(here: Path, target: str, sentence: str) -> None:

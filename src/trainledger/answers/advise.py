@@ -15,10 +15,11 @@ from trainledger.answers.load import Source, resolve
 from trainledger.answers.machine import kernels_of, machine_of
 from trainledger.answers.pages.heading import found_layout_section, of_run
 from trainledger.answers.pages.interval import chance, fits
-from trainledger.answers.pages.measured_step import data, explained, measured_step, seconds_of, verdict
+from trainledger.answers.pages.measured_step import MeasuredStep, data, explained, measured_step, seconds_of, verdict
 from trainledger.answers.pages.plain_data import plain, run_data
 from trainledger.answers.plan import impossible, on_one
 from trainledger.answers.question import Progress, choice, count, question, seconds, share, silent, text
+from trainledger.answers.slower import hypotheses
 from trainledger.answers.source import OfCluster, with_cluster
 from trainledger.answers.write_back import To, Words, in_words, unwritten, words_data, words_section
 from trainledger.forecast.plan.advise import GOALS, Advice, Advised, before_and_after
@@ -83,7 +84,10 @@ def advise(
     said = None if words is None else ask(only=words.says)
     found = [] if said is None else [*(last.run for last in said.together[-1:]), *(one.run for one in said.alone[:1])]
     rewritten = in_words(run, found or [one.run for one in advice.alone[:1]], write)
-    return replace(advice, notes=precision_notes(run), words=rewritten, measured_seconds=measured)
+    advice = replace(advice, notes=precision_notes(run), words=rewritten, measured_seconds=measured)
+    if measured is None or measured_step(advice.forecast, measured).row.place != "above":
+        return advice
+    return replace(advice, hypotheses=hypotheses(run, measured))
 
 
 def page(advice: Advice) -> Document:
@@ -93,7 +97,8 @@ def page(advice: Advice) -> Document:
     other = [change for change in advice.alone if change.effect == RESULT]
     as_it_is, *bottleneck = _as_it_is(advice)
     measured = measured_step(advice.forecast, advice.measured_seconds) if advice.measured_seconds else None
-    short = _SHORT - (advice.words is not None) - (measured is not None)  # what else there is takes the room of one
+    # What else there is takes the room of one; what makes a run slower that of all.
+    short = 0 if advice.hypotheses else _SHORT - (advice.words is not None) - (measured is not None)
     shown = same[:short] or other[:short]
     listed = {change.what for change in shown}
     alone = "Changes that do not affect the result"
@@ -103,11 +108,15 @@ def page(advice: Advice) -> Document:
         verdict=verdict(measured) if measured else as_it_is,
         sections=sections(
             explained(measured, advice.run.origin.source or "RUN") if measured else None,
+            _slower(advice, measured, _SHORT - bool(found_layout(advice.run)))
+            if measured and advice.hypotheses
+            else None,
             (*bottleneck, f"Ranked by gain in {advice.goal}.") if not measured else None,
             _ranked(advice, alone if same else result, shown),
             _all_together(advice, listed) if not measured else None,
             words_section(advice.words),
             found_layout_section(advice.run),
+            replace(_slower(advice, measured, 99), detail="all hypotheses") if measured and advice.hypotheses else None,
             *(
                 details("the run as planned", (as_it_is, *bottleneck), _all_together(advice, listed))
                 if measured
@@ -122,6 +131,24 @@ def page(advice: Advice) -> Document:
         data=lambda: _data(advice),
         figures=lambda: figures(advice, title),
     )
+
+
+def _slower(advice: Advice, step: MeasuredStep, most: int) -> Section:
+    """What may have made a measured step slower than planned: what each makes of a step, and what plans it so."""
+    interval, planned = advice.forecast.intervals.get("step_seconds"), advice.forecast.step_seconds or 0.0
+    items, matches = [], []
+    alone = [one for one in advice.hypotheses if not one.solved][:most]
+    for one in (*alone, *(one for one in advice.hypotheses if one.solved)):
+        scale = one.seconds / planned
+        match = (
+            not one.solved and interval is not None and interval.low * scale <= step.seconds <= interval.high * scale
+        )
+        matches += [one.what] if match else []
+        share = "" if step.mfu is None else f", MFU {format_percent(step.mfu * step.seconds / one.seconds)}"
+        says = "would explain all of it" if one.solved else f"{format_seconds(one.seconds)}{share}{'; matches' * match}"
+        items.append(Item(f"{one.what}: {says}", commands([one.override])))
+    verdict = f"Matches: {'; '.join(matches)}." if matches else "None of them alone matches; several may be true."
+    return section("What may be otherwise than planned, the nearest first", Items(tuple(items)), (verdict,))
 
 
 def _ranked(advice: Advice, title: str, changes: Sequence[Advised]) -> Section:
@@ -249,6 +276,7 @@ def _data(advice: Advice) -> dict[str, Any]:
         "notes": list(advice.notes),
         **words_data(advice.words),
         **({"measured": data(measured_step(forecast, took))} if (took := advice.measured_seconds) else {}),
+        **({"hypotheses": [plain(one) for one in advice.hypotheses]} if advice.hypotheses else {}),
     }
 
 

@@ -20,6 +20,7 @@ from trainledger.answers.source import (
     listed,
     parsed,
     refuse_code,
+    refuse_launch,
     with_cluster,
 )
 from trainledger.answers.trainers import run_of_trainer
@@ -87,6 +88,7 @@ def resolve(
             run = trained or run_of_arguments(named, given)
             return _found(run, run.origin.explicit, search, progress)
         refuse_code(named)
+        refuse_launch(named)
         if is_run_file(named):
             return load_file(named, given, search=search, progress=progress)
         run = defaults.run_of_model(named, given, purpose)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypedDict, Unpack
@@ -10,15 +11,14 @@ from typing import Any, TypedDict, Unpack
 from trainledger import catalog
 from trainledger.answers.machine import THIS_MACHINE
 from trainledger.spec import runfile
+from trainledger.spec.code import as_target, defined_in
 from trainledger.spec.device import Device
-from trainledger.spec.durable import opened
 from trainledger.spec.model import ModelSpec
 from trainledger.spec.parts import explicit, fields_of
 from trainledger.spec.problem import InvalidInput, Problem
 from trainledger.spec.reading import Overrides as AnyOverrides
 from trainledger.spec.run import Run
 from trainledger.spec.run_text import as_override
-from trainledger.spec.units import MIB
 
 Overrides = Mapping[str, Any] | Sequence[str]
 
@@ -52,23 +52,28 @@ def refuse_code(named: str) -> None:
     if not is_code(named):
         return
     path, _, name = named.partition(":")
-    module = path.removesuffix(".py").removeprefix("./").replace("/", ".")
-    if not all(part.isidentifier() for part in module.split(".")):
-        module = "package.module"
     rule = "is code, but a run file or a model is expected; trainledger trace accounts for a step of code and times it"
-    near = f"trainledger trace {module}:{name or 'build'} --device h100-sxm"
-    if not name and path.endswith(".py") and not _defines(path, "build"):
+    if not name and path.endswith(".py") and defined_in(path) == []:
         near = f"trainledger annotate --fake {named}"
+    else:
+        near = f"trainledger trace {as_target(path, name)} --device h100-sxm"
     raise InvalidInput([Problem("RUN", named, rule, near)])
 
 
-def _defines(path: str, name: str) -> bool:
-    """Whether a file of Python says so; one that cannot be read may."""
-    try:
-        with opened(path) as file:
-            return f"def {name}(".encode() in file.read(MIB)
-    except OSError:
-        return True
+def refuse_launch(named: str) -> None:
+    """Raise `InvalidInput` where a launch line is given that no reader of trainers knew."""
+    words = named.split()
+    if len(words) < 2 or os.path.exists(named) or not any(_OF_LAUNCH.search(word) for word in words):
+        return
+    model = next((word for word in words if catalog.is_hub_id(word) or word in catalog.model_names()), "llama-3-8b")
+    rule = (
+        "is a launch line of an unknown program; those of the trainers in docs/planning.md are read, a model of the "
+        "catalog takes its recipe from --set, and trainledger trace module:builder accounts for a step of any code"
+    )
+    raise InvalidInput([Problem("RUN", named, rule, f"{model} --set recipe.seq_len=2048")])
+
+
+_OF_LAUNCH = re.compile(r"^-|/|\.(py|sh)$")
 
 
 def model_section(named: str | ModelSpec) -> tuple[dict[str, Any], Mapping[str, Any]]:

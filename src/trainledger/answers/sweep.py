@@ -71,7 +71,7 @@ def sweep(run: Run, over: str, progress: Progress) -> Sweep:
     A field without a list of values needs some. All else stays, a layout that was found too.
     """
     name, _, given = over.partition("=")
-    values = _values(name, given)
+    values = _values(run, name, given)
     section, _, field = name.partition(".")
     own, usable = str(field_at(getattr(run, section), field)), None
     rows: list[Swept] = []
@@ -108,7 +108,7 @@ def sweep(run: Run, over: str, progress: Progress) -> Sweep:
     return Sweep(run, name, own, tuple(rows), usable)
 
 
-def _values(name: str, given: str) -> list[str]:
+def _values(run: Run, name: str, given: str) -> list[str]:
     """The values of a field that were given, or all that it may have; raises `InvalidInput`."""
     field = field_of(runfile.SECTIONS, name)
     if field is None:
@@ -117,7 +117,9 @@ def _values(name: str, given: str) -> list[str]:
     known = rule["choices"] or (("false", "true") if field.type == "bool" else ())
     values = [part.strip() for part in given.split(",") if part.strip()] or list(known)
     if not values:
-        raise InvalidInput([Problem("over", name, "has no list of values; name some", f"{name}=1,2,4")])
+        size = field_at(getattr(run, name.partition(".")[0]), name.partition(".")[2])
+        some = f"{size // 2},{size}" if isinstance(size, int) and size > 1 else "1,2,4"
+        raise InvalidInput([Problem("over", name, "has no list of values; name some", f"--over {name}={some}")])
     return list(dict.fromkeys(values))
 
 

@@ -6,6 +6,7 @@ A lookup parses one small file, once, so the size of the catalog does not slow t
 from __future__ import annotations
 
 import os
+import re
 import tomllib
 from collections.abc import Iterable
 from copy import deepcopy
@@ -26,7 +27,6 @@ _NEEDED = {
     "devices": ("title", "peak", "memory", "memory_bandwidth", "link", "source", "date", "unverified"),
     "links": ("title", "bandwidth", "share", "hardware", "source", "date", "unverified"),
 }
-_MOST_LISTED = 40  # names in a message
 _USUAL = ("h100-sxm", "a100-sxm-80gb", "v100-sxm-32gb", "gh200-96gb")  # that most large models were trained on
 
 
@@ -80,22 +80,35 @@ def known_as(name: str, known: Iterable[str], field: str) -> str:
         return meant
     longer = [name for name in known if name.startswith(lower)] if name else []
     near = next((name for name in (*_USUAL, *longer) if name in longer), None) or nearest_text(name, known)
-    listed = longer if len(longer) > 1 else [] if near else known
-    rule = f"is not in the catalog ({', '.join(listed)})" if listed else "is not in the catalog"
-    if len(listed) > _MOST_LISTED:
-        rule = "is not in the catalog (trainledger catalog lists all)"
+    rule = "is not in the catalog" + (f" ({', '.join(longer)})" if len(longer) > 1 else "")
+    if not longer and not near:
+        kind = next((kind for kind in _ADDED if known == [*_names(kind)]), "")
+        rule += f" (trainledger catalog{f' {kind}' if kind else ''} lists all)" + _ADDED.get(kind, "")
     raise InvalidInput([Problem(field, name, rule, near)])
+
+
+# What to do with what the catalog has not.
+_ADDED = {
+    "models": ": give its config.json in place of its name, or of any other PyTorch module trainledger trace "
+    "module:builder",
+    "devices": ': add catalog/devices/NAME.toml, a copy of another with its data sheet (docs/architecture.md, "Adding '
+    'things"), or give trainledger.on_device a trainledger.Device',
+    "links": ': give its rate instead, such as --set cluster.network_bytes_per_second="50GB/s"',
+}
 
 
 def _hub_name(name: str) -> str:
     """The catalog's name of a hub id in lower case; the last part of the id where the catalog has no other."""
-    last = name.rpartition("/")[2]
+    last = name.rpartition("/")[2] if _HUB_ID.fullmatch(name) else name
     return str(_table("hub_names.toml").get(last, last))
+
+
+_HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 
 
 def is_hub_id(name: str) -> bool:
     """A text is ``organisation/model`` with a model of the catalog, and not a path."""
-    return name.count("/") == 1 and not os.path.exists(name) and _hub_name(name.lower()) in model_names()
+    return _HUB_ID.fullmatch(name) is not None and not os.path.exists(name) and _hub_name(name.lower()) in model_names()
 
 
 def device(name: str, field: str = "cluster.device") -> Device:

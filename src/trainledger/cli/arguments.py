@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 from trainledger.answers.question import Option, Question, word
+from trainledger.catalog import device_names
 from trainledger.forecast.plan.quantity import WHOLE
 from trainledger.report.show import check_plot
 from trainledger.spec.durable import content_of
@@ -28,6 +29,7 @@ EXIT_CODES = """Exit codes: 0 done, 1 failed, 2 wrong input or a run that cannot
 SOURCES = (".py", ".pyi", ".ipynb", ".toml", ".lock")
 _LARGEST_NBYTES = 2**20  # of a run file whose own files are looked for
 _MOST_TRIED = 1000
+_UNKNOWN = "unrecognized arguments: "
 _NEGATIVE = r"(?i)-(\.?\d.*|inf|infinity|nan)$"
 
 
@@ -62,7 +64,14 @@ class Parser(argparse.ArgumentParser):
         return super()._get_values(action, arg_strings)
 
     def error(self, message: str) -> NoReturn:
-        raise InvalidInput([Problem(self.prog, None, f"{message}; {self.prog} --help lists its arguments")])
+        rule = f"{message}; {self.prog} --help lists its arguments"
+        unknown = message.removeprefix(_UNKNOWN).split() if message.startswith(_UNKNOWN) else [""]
+        near = None
+        if unknown[0].lower() in device_names() and "--device" in self._option_string_actions:  # as in Python
+            near = f"--device {unknown[0]}" + (
+                f" --count {unknown[1]}" if unknown[1:2] and unknown[1].isdecimal() else ""
+            )
+        raise InvalidInput([Problem(self.prog, None, rule, near)])
 
 
 @frozen

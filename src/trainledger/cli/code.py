@@ -27,6 +27,7 @@ from trainledger.forecast.predict.step import on_device
 from trainledger.ledger.ledger import Ledger, write_ledger
 from trainledger.ledger.step import account
 from trainledger.report.html import parts, whole_page
+from trainledger.spec.code import as_target, defined_in
 from trainledger.spec.device import KERNELS, kernels_of_capability
 from trainledger.spec.plain import replace_file
 from trainledger.spec.problem import InvalidInput, Problem
@@ -90,9 +91,10 @@ def trace(
         blocks = "all"  # what is multiplied has no tensors one by one
     is_script = "hf" not in code and run.endswith(".py") and Path(run).is_file()
     if is_script and "world_size" not in code:
-        module = Path(run).with_suffix("").as_posix().replace("/", ".")
         rule = "is a file of code, of which a function or class is traced by its name, or with --world-size a rank"
-        raise InvalidInput([Problem("RUN", run, rule, f"{module}:build, or trainledger annotate {run}")])
+        near = f"trainledger annotate {run}"
+        near = f"{as_target(run)}, or {near}" if defined_in(run) else near
+        raise InvalidInput([Problem("RUN", run, rule, near)])
     shown: dict[str, Any] = {"by": by, "top": top, "tensors": tensors}
     files = memory_viz, output
     if "hf" not in code and not is_script and (":" not in run or Path(run).exists()):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 
 from trainledger.spec.frozen import frozen
@@ -126,7 +127,9 @@ def _has_in_order(parts: list[str], said: list[str]) -> bool:
 
 
 def nearest_text(wanted: str, known: Iterable[str]) -> str | None:
-    """The known word that a misspelt or shortened one probably means, or None.
+    """The known word that a misspelt or shortened one probably means, or None where none is near enough.
+
+    Near enough is one beginning, all its words in order, the same but for numbers, or one letter wrong (two of twelve).
 
     >>> nearest_text("lerning_rate", ["learning_rate", "seed"]), nearest_text("BF16", ["fp32", "bf16-mixed"])
     ('learning_rate', 'bf16-mixed')
@@ -134,19 +137,12 @@ def nearest_text(wanted: str, known: Iterable[str]) -> str | None:
     ('int4', 'llama-3-8b')
     >>> nearest_text("int46", ["int32", "int64"])  # digits that changed places
     'int64'
-    >>> models = ["llama-7b", "llama-3-70b", "llama-3-8b", "llama-3.1-8b"]
+    >>> models = ["llama-7b", "llama-3-70b", "llama-3-8b", "llama-3.1-8b", "gpt2-large", "qwen2.5-7b"]
     >>> nearest_text("llama3", models), nearest_text("llama-8b", models)
     ('llama-3-8b', 'llama-3-8b')
-    >>> nearest_text("fp8-mixed", ["bf16-mixed", "fp8-rowwise"])  # what it begins with says most
-    'fp8-rowwise'
+    >>> nearest_text("vit-large", models), nearest_text("qwen2.5-vl-7b", models)  # other families
+    (None, None)
     """
-    import re
-    from difflib import get_close_matches
-
-    def off(other: str) -> tuple[bool, list[int]]:
-        pairs = zip(re.findall(r"\d+", other), re.findall(r"\d+", lower), strict=True)
-        return sorted(other) != sorted(lower), [abs(int(one) - int(two)) for one, two in pairs]
-
     by_lower = {word.lower(): word for word in known}
     lower = wanted[:100].lower()
     longer = [word for word in by_lower if word.startswith(lower)]
@@ -156,9 +152,43 @@ def nearest_text(wanted: str, known: Iterable[str]) -> str | None:
     if len(said) > 1 and (all_of := [word for word in by_lower if _has_in_order(re.split(r"[-_./ ]", word), said)]):
         return by_lower[min(all_of, key=len)]
     but_for_numbers = re.sub(r"\d+", "0", lower)
-    first = re.match(r"[a-z]+\d+-", lower)
-    alike = [word for word in by_lower if first and word.startswith(first[0])]
-    numbered = [word for word in alike or by_lower if re.sub(r"\d+", "0", word) == but_for_numbers]
-    close = [min(numbered, key=off)] if numbered else get_close_matches(lower, alike, n=1, cutoff=0.4)
-    close = close or get_close_matches(lower, by_lower, n=1, cutoff=0.6 if len(lower) > 2 else 0.8)
-    return by_lower[close[0]] if close else None
+    if numbered := [word for word in by_lower if re.sub(r"\d+", "0", word) == but_for_numbers]:
+        return by_lower[min(numbered, key=lambda word: _numbers_off(word, lower))]
+    wrong = {word: letters_wrong(lower, word) for word in by_lower}
+    nearest = min(wrong, key=lambda word: wrong[word], default="")
+    most = sum(max(len(_letters(lower)), len(_letters(nearest))) >= length for length in _LETTERS)
+    return by_lower[nearest] if wrong and wrong[nearest] <= most else None
+
+
+_LETTERS = (3, 12)  # of a word in which one letter may be wrong, and two
+_OFF = len(_LETTERS) + 1
+
+
+def _numbers_off(other: str, wanted: str) -> tuple[bool, list[int]]:
+    pairs = zip(re.findall(r"\d+", other), re.findall(r"\d+", wanted), strict=True)
+    return sorted(other) != sorted(wanted), [abs(int(one) - int(two)) for one, two in pairs]
+
+
+def _letters(word: str) -> str:
+    return re.sub(r"[-_. ]", "", word)
+
+
+def letters_wrong(one: str, two: str) -> int:
+    """Letters of one word that are missing, added, others or exchanged with the next; separators count for nothing.
+
+    >>> letters_wrong("learning_rate", "lerning-rate"), letters_wrong("steps", "setps"), letters_wrong("epochs", "eps")
+    (1, 1, 3)
+    """
+    one, two = _letters(one), _letters(two)
+    if abs(len(one) - len(two)) >= _OFF:
+        return _OFF
+    before: list[int] = []
+    last = list(range(len(two) + 1))
+    for i, letter in enumerate(one, 1):
+        row = [i]
+        for j, other in enumerate(two, 1):
+            row.append(min(last[j] + 1, row[-1] + 1, last[j - 1] + (letter != other)))
+            if i > 1 < j and (letter, other) == (two[j - 2], one[i - 2]):
+                row[-1] = min(row[-1], before[j - 2] + 1)
+        before, last = last, row
+    return last[-1]

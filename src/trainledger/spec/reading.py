@@ -172,6 +172,8 @@ def nearest_path(sections: Sections, path: str, more: Iterable[str] = ()) -> str
     if path in sections:
         return None
     section, last = path.partition(".")[0], path.rpartition(".")[2]
+    if last in _LENGTHS:
+        return _LENGTHS[last]
     last = _OF_OTHERS.get(last, last)
     for found in (
         _words(((section, sections[section]),)) if section in sections else {},
@@ -183,6 +185,10 @@ def nearest_path(sections: Sections, path: str, more: Iterable[str] = ()) -> str
     return None
 
 
+# Lengths of a run that are of its data, whose size nobody says.
+_LENGTHS = dict.fromkeys(
+    ["epochs", "num_epochs", "num_train_epochs", "samples", "train_samples"], "recipe.steps or recipe.tokens"
+)
 # What trainers and papers call a field; a misspelling of ours is nearer to another field than to what is meant.
 _OF_OTHERS = {
     **dict.fromkeys(["sequence", "context", "context_length", "block_size", "max_length", "max_seq_length"], "seq_len"),

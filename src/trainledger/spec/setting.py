@@ -88,9 +88,9 @@ def read_value(declared: Field[Any], value: Any) -> Any:
     choices = rule["choices"]
     if may_be_none(declared) and (value is None or value == NONE) and NONE not in (choices or ()):
         return None
-    if quantity == "texts" and value in ([], ()) and may_be_none(declared):
+    if quantity == "texts" and value in ([], (), "[]") and may_be_none(declared):
         raise Broken(f'must name at least one, or be "{NONE}"', NONE)
-    if quantity == "texts" and value in ([], ()) and declared.default == ():
+    if quantity == "texts" and value in ([], (), "[]") and declared.default == ():
         return ()
     if quantity in ("flag", "text", "texts", "paths", "part"):
         return _READ[quantity](value, choices)

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from trainledger.ledger.ledger import Ledger
+from trainledger.spec.code import as_target
 from trainledger.spec.problem import InvalidInput, Problem, nearest_text
 from trainledger.spec.units import NotAQuantity, parse_count
 from trainledger.trace.loss import NoScalarLossError, check_optimizer, loss_named, optimizer_named
@@ -159,14 +160,6 @@ class TrainingStep:
     optimizers: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] = field(default=())
 
 
-def _as_module(path: str, name: str) -> str | None:
-    """What a file's path and a name are written as; None of what is no path of a Python file."""
-    if not path.endswith(".py"):
-        return None
-    module = path.removesuffix(".py").removeprefix("./").replace("/", ".")
-    return f"{module}:{name or 'build'}" if all(part.isidentifier() for part in module.split(".")) else None
-
-
 def load_target(text: str, field: str = "target") -> object:
     """The object that ``package.module:name`` names, imported from the working directory or an installed package.
 
@@ -179,7 +172,8 @@ def load_target(text: str, field: str = "target") -> object:
         or not all(each.isidentifier() for each in (*module_name.split("."), *name.split(".")))
     ):
         rule = "must name a module and something in it"
-        raise InvalidInput([Problem(field, text, rule, _as_module(module_name, name) or "package.module:build")])
+        near = as_target(module_name, name) if module_name.endswith(".py") else "package.module:build"
+        raise InvalidInput([Problem(field, text, rule, near)])
     here = os.getcwd()
     if here not in sys.path:
         sys.path.insert(0, here)
@@ -187,7 +181,9 @@ def load_target(text: str, field: str = "target") -> object:
         found: object = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         rule = f"no module {error.name!r} can be imported from here"
-        raise InvalidInput([Problem(field, text, rule, _as_module(module_name, name))]) from error
+        raise InvalidInput(
+            [Problem(field, text, rule, as_target(module_name, name) if module_name.endswith(".py") else None)]
+        ) from error
     except (Exception, SystemExit) as error:
         raise InvalidInput([Problem(field, text, why_it_stopped(error, "the import"))]) from error
     for part in name.split("."):

@@ -1,6 +1,7 @@
 """A step that somebody measured beside the forecast: the MFU and the seconds are one measurement, and parts sum."""
 
 import json
+import math
 
 import pytest
 
@@ -47,7 +48,7 @@ def test_seconds_and_mfu_are_the_same_measurement(forecast):
     ("given", "why"),
     [
         ({"mfu": "0%"}, "mfu = 0.0: must be larger than 0"),
-        ({"mfu": "22"}, "mfu = '22'"),
+        ({"mfu": "22"}, "mfu = '22': must be between 0 and 1; nearest that works: 22%"),
         ({"mfu": "22%", "step_seconds": "1s"}, "is given beside mfu"),
         ({"step_seconds": "1us"}, "would be an MFU of"),
         ({"step_seconds": "0s"}, "must be larger than 0"),
@@ -62,3 +63,26 @@ def test_a_peak_that_is_not_known_takes_the_time_of_a_step():
     unknown = {**RUN, "cluster": {"device": "this-machine"}}
     with pytest.raises(tl.InvalidInput, match="no predicted step"):
         tl.advise(unknown, mfu="20%", together=0)
+
+
+def test_what_may_have_been_otherwise_is_predicted_and_reproduced_by_its_override():
+    cluster = {"device": "a100-sxm-80gb", "count": 16}
+    run = {**RUN, "cluster": cluster, "layout": {"shard": 16}, "recipe": {**RUN["recipe"], "global_batch": 512}}
+    planned = tl.plan(run).forecast
+    assert planned.mfu is not None
+    advice = tl.advise(run, mfu=planned.mfu / 3, together=0)
+    alone = [one for one in advice.hypotheses if not one.solved]
+    assert {"recipe.precision=tf32", "recipe.micro_batch=1"} <= {one.override for one in alone}
+    off = [abs(math.log(one.seconds / advice.measured_seconds)) for one in alone]
+    assert off == sorted(off)
+    for one in advice.hypotheses:
+        changed = tl.plan(tl.load(run, [one.override])).forecast
+        assert (changed.run_step_seconds if one.solved else changed.step_seconds) == pytest.approx(
+            one.seconds, rel=0.01
+        )
+        assert not one.solved or one.seconds == pytest.approx(advice.measured_seconds, rel=0.1)
+    assert len([one for one in advice.hypotheses if one.solved]) == 2  # network and loaders
+    short = text(page(advice))
+    assert len(short.splitlines()) <= 35
+    assert "--set cluster.loader_tokens_per_second=" in short
+    assert not tl.advise(run, mfu=planned.mfu, together=0).hypotheses

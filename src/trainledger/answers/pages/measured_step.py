@@ -69,7 +69,7 @@ def seconds_of(forecast: Forecast, mfu: float | None, seconds: float | None) -> 
 
 def verdict(step: MeasuredStep) -> str:
     """The step beside the forecast and its interval, with its MFU."""
-    mfu = f" (MFU {format_percent(step.mfu)})" if step.mfu is not None else ""
+    mfu = f" (MFU {format_percent(step.mfu)}, attention counted dense)" if step.mfu is not None else ""
     predicted = f"{format_seconds(step.row.predicted or 0)}{between(step.forecast, 'step_seconds', format_seconds)}"
     return f"{against(step.row)}{mfu}; the forecast is {predicted}."
 

@@ -7,7 +7,6 @@ that the same text elsewhere on the machine is the same data.
 from __future__ import annotations
 
 import contextlib
-import difflib
 import glob
 import hashlib
 import json
@@ -23,7 +22,7 @@ from pathlib import Path
 from trainledger.engine.data.documents import Segment, problem_of_reading, row_groups
 from trainledger.engine.data.files import WRITTEN_HERE, write_whole
 from trainledger.spec.durable import content_of, opened, parse_json, sha256
-from trainledger.spec.problem import InvalidInput, Problem
+from trainledger.spec.problem import InvalidInput, Problem, nearest_text
 from trainledger.spec.run import STANDARD_LIBRARY
 from trainledger.spec.units import GIB, KIB, MIB, round_up
 
@@ -293,10 +292,10 @@ def _matches_nothing(path: str) -> Problem:
     rule = "no file matches this pattern" if glob.has_magic(path) else "no such file"
     folder, name = os.path.split(os.path.expanduser(path))
     try:
-        near = difflib.get_close_matches(name, os.listdir(folder or "."), n=1)
+        near = nearest_text(name, os.listdir(folder or "."))
     except OSError:
-        near = []
-    return Problem("data.path", path, rule, os.path.join(folder, near[0]) if near else STANDARD_LIBRARY)
+        near = None
+    return Problem("data.path", path, rule, os.path.join(folder, near) if near else STANDARD_LIBRARY)
 
 
 def _is_binary(path: str) -> bool:

@@ -68,13 +68,26 @@ class Advised:
 
 
 @frozen
+class Hypothesis:
+    """What may have been otherwise than planned, the override that plans it so, and the seconds of a step with it.
+
+    ``solved``: its value was sought so that the step is the measured one.
+    """
+
+    what: str
+    override: str
+    seconds: float
+    solved: bool = False
+
+
+@frozen
 class Advice(Answer, report="advise"):
     """Changes by what they gain towards ``goal`` (time, or memory where a run does not fit), the best first.
 
     ``together`` are changes to make one after the other, each compared with the one before it. ``tried`` is how many
     changes were predicted, ``refused`` how many broke a rule of the run file. ``notes`` are sentences on what could not
     be predicted; ``words`` the best changes in the words of the trainer's file that the run is of. ``measured_seconds``
-    are those of a step, where somebody measured them.
+    are those of a step, where somebody measured them, ``hypotheses`` what may have made it slower than planned.
     """
 
     run: Run
@@ -87,6 +100,7 @@ class Advice(Answer, report="advise"):
     notes: tuple[str, ...] = ()
     words: Rewritten | None = None
     measured_seconds: float | None = None
+    hypotheses: tuple[Hypothesis, ...] = ()
 
     def __repr__(self) -> str:
         best = f"; best: {self.alone[0]!r}" if self.alone else ""

@@ -63,6 +63,8 @@ def read(
         between = f"must be between {_short(least)} and {_short(most)}"
         rule = f"must be at least {_short(least)}" if bound == least and most == LARGEST else between
         near = _short(bound) if bound >= _WRITTEN_OUT else int(bound) if bound >= 1 else bound
+        if parse is parse_number and most == 1 and 1 < number <= 100:
+            near = f"{number:g}%"  # a share in percent was meant
         problems.append(Problem(name, value, rule, near))
     else:
         return int(number) if parse in WHOLE else float(number)

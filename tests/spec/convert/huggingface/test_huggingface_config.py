@@ -171,10 +171,7 @@ def test_both_forms_of_rotary_parameters_are_one():
         ({"head_dim": 5}, "head_dim = 5: rotary positions turn pairs"),
         ({"num_hidden_layers": None}, "num_hidden_layers: is missing (Transformer blocks)"),
         ({"model_type": "mamba"}, "model_type = 'mamba': must be one of the model types that are known here: llama, "),
-        (
-            {"model_type": "qwen3_moee"},
-            "nearest are qwen3_moe, qwen2_moe, qwen3_5_moe_text. `trainledger trace --hf FILE` traces",
-        ),
+        ({"model_type": "qwen3_moee"}, "`trace module:build` any other model; nearest that works: qwen3_moe"),
         ({"model_type": ""}, "kimi_linear. `trainledger trace --hf FILE` traces a class of transformers"),
         ({"model_type": ["llama"]}, "model_type = ['llama']: must be one of"),
         ({"model_type": None}, "model_type: must be one of"),

@@ -20,7 +20,7 @@ from trainledger.spec.convert.huggingface.reading import Reading, layer_types, r
 from trainledger.spec.convert.huggingface.rope import read_rope, rope_of_each_kind, rope_parameters
 from trainledger.spec.model import ModelSpec
 from trainledger.spec.parts import field_at, fields_of, from_fields, with_fields
-from trainledger.spec.problem import InvalidInput, Problem, shown
+from trainledger.spec.problem import InvalidInput, Problem, nearest_text, shown
 from trainledger.spec.rules.model import model_problems
 from trainledger.spec.units import MEGA, format_nbytes
 
@@ -89,14 +89,10 @@ def family_named(model_type: object, where: str = "config.json") -> Family:
     """The family of a model type; `InvalidInput` names those that it may have meant."""
     if isinstance(model_type, str) and model_type in FAMILIES:
         return FAMILIES[model_type]
-    from difflib import get_close_matches
-
-    word = model_type[:100].lower() if isinstance(model_type, str) else ""
-    near = get_close_matches(word, FAMILIES, n=3, cutoff=0.5)
-    listed = f"; nearest are {', '.join(near)}" if near else ""
-    rule = f"must be one of the model types that are known here: {', '.join(FAMILIES)}{listed}"
+    near = nearest_text(model_type, FAMILIES) if isinstance(model_type, str) else None
+    rule = f"must be one of the model types that are known here: {', '.join(FAMILIES)}"
     rule += ". `trainledger trace --hf FILE` traces a class of transformers, `trace module:build` any other model"
-    raise InvalidInput([Problem("model_type", model_type, rule)], where)
+    raise InvalidInput([Problem("model_type", model_type, rule, near)], where)
 
 
 def no_model_type(config: Mapping[str, Any]) -> Problem | None:
