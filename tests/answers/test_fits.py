@@ -97,3 +97,15 @@ def test_what_is_no_run_is_refused_and_not_called_unfit() -> None:
         tl.fits("llama-3-8b", "h100-sxn")
     with pytest.raises(tl.InvalidInput, match="nearest that works: llama-3-8b"):
         tl.fits("lama-3-8b", "h100-sxm")
+
+
+def test_other_questions_take_a_device_and_a_count_as_fits_does():
+    assert tl.fit("qwen3-0.6b", "rtx-4090").rows == tl.fit("qwen3-0.6b", device="rtx-4090").rows
+    assert tl.plan("gpt2", tl.device("h100-sxm"), 8).run.cluster.count == 8
+    plan = tl.plan("gpt2", "h100-sxm", 8, price="$2.5")
+    assert plan.run.cluster.price_per_device_hour == 2.5
+    causes = plan.records("time")
+    assert sum(row["seconds"] for row in causes) == pytest.approx(plan.forecast.step_seconds, rel=1e-6)
+    assert plan.records() == plan.records(next(iter(plan.document().tables)))
+    with pytest.raises(tl.InvalidInput, match="nearest that works: rtx-4090"):
+        tl.fit("gpt2", "rtx4900")

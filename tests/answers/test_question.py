@@ -69,7 +69,18 @@ def test_a_verb_has_the_options_of_its_question_and_no_other(name: str) -> None:
     actions = parser_of(name, question_named(name))._actions
     given = {(action.option_strings or [action.dest])[-1] for action in actions}
     assert flags <= given
-    assert given - flags <= {"run", "--set", "--device", "--count", "--method", "--plot", "--full", "--json", "--help"}
+    assert given - flags <= {
+        "run",
+        "--set",
+        "--device",
+        "--count",
+        "--price",
+        "--method",
+        "--plot",
+        "--full",
+        "--json",
+        "--help",
+    }
 
 
 def of_a_run(name: str) -> Callable[..., object] | None:

@@ -92,7 +92,7 @@ def test_json_has_null_for_what_is_not_finite(capsys: pytest.CaptureFixture[str]
 def test_rows_are_numbers_and_an_unknown_table_names_those_there_are() -> None:
     assert records(WHOLE, "memory") == [{"name": "parameters", "bytes": 2_000_000, "share": 0.5}]
     with pytest.raises(KeyError, match="there are: memory"):
-        records(WHOLE, "time")
+        records(WHOLE, "times")
 
 
 @pytest.fixture(scope="module")

@@ -15,11 +15,18 @@ from trainledger.answers.load import Source, resolve
 from trainledger.answers.machine import kernels_of, machine_of
 from trainledger.answers.pages.heading import found_layout_section, of_run
 from trainledger.answers.pages.interval import chance, fits
-from trainledger.answers.pages.measured_step import MeasuredStep, data, explained, measured_step, seconds_of, verdict
+from trainledger.answers.pages.measured_step import (
+    MeasuredStep,
+    data,
+    explained,
+    hypotheses,
+    measured_step,
+    seconds_of,
+    verdict,
+)
 from trainledger.answers.pages.plain_data import plain, run_data
 from trainledger.answers.plan import impossible, on_one
 from trainledger.answers.question import Progress, choice, count, question, seconds, share, silent, text
-from trainledger.answers.slower import hypotheses
 from trainledger.answers.source import OfCluster, with_cluster
 from trainledger.answers.write_back import To, Words, in_words, unwritten, words_data, words_section
 from trainledger.forecast.plan.advise import GOALS, Advice, Advised, before_and_after

@@ -195,6 +195,8 @@ def question(**about: Any) -> Callable[[Callable[P, R]], Callable[P, R]]:
             rule = "is a word of the command line; Python has it as"
             if problems := [Problem(name, None, f"{rule} {other[name]}") for name in given if name in other]:
                 raise InvalidInput(problems)
+            if len(args) == 3 and takes[1] == "overrides":  # run, device and count, as `fits` takes them
+                return ask(*args[:2], **asked.read({"count": args[2], **given}))  # type: ignore[arg-type]
             return ask(*args, **asked.read(given))
 
         answer.question = asked  # type: ignore[attr-defined]

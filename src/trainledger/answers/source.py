@@ -165,22 +165,28 @@ class OfCluster(TypedDict, total=False):
 
     device: str | Device | None
     count: int | str | None
+    price: float | str | None
     method: str | None
 
 
 def with_cluster(overrides: AnyOverrides, **cluster: Unpack[OfCluster]) -> Overrides:
     """Overrides with those of the cluster after them; raises `InvalidInput` for a device that no run can name.
 
+    A device in place of overrides is one, as the second argument of `fits` is.
+
     >>> with_cluster({"recipe.seq_len": 512}, device=catalog.device("h100-sxm"), count=8)
     {'recipe.seq_len': 512, 'cluster.device': 'h100-sxm', 'cluster.count': 8}
     """
     device = cluster.get("device")
+    if device is None and (isinstance(overrides, Device) or (isinstance(overrides, str) and "=" not in overrides)):
+        device, overrides = overrides, ()
     if isinstance(device, Device):
         if device.name not in catalog.device_names() or device != catalog.device(device.name):
             rule = "is not as in the catalog, and a run names a device of it; trainledger.on_device takes any Device"
             raise InvalidInput([Problem("device", device.name, rule)])
         device = device.name
-    more = {"cluster.device": device, "cluster.count": cluster.get("count"), METHOD: cluster.get("method")}
+    more: dict[str, Any] = {"cluster.device": device, "cluster.count": cluster.get("count")}
+    more |= {"cluster.price_per_device_hour": cluster.get("price"), METHOD: cluster.get("method")}
     return also(overrides, more)
 
 

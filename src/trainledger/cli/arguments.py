@@ -128,6 +128,7 @@ RUN_OR_MODEL = (
 _SHORT_FOR = {
     "device": ("cluster.device", "a device of the catalog"),
     "count": ("cluster.count", "how many devices"),
+    "price": ("cluster.price_per_device_hour", "what one device costs in an hour"),
     "method": (
         "method",
         "how a model that is named alone is tuned, as people begin: full, lora, qlora, dpo, orpo, kto or reward",
@@ -149,7 +150,8 @@ class _Override(argparse.Action):
 
 def short_for(question: Question) -> dict[str, tuple[str, str]]:
     """Names that are short for overrides of a question, each with the field and what it says; empty without a run."""
-    if "overrides" not in question.takes or {"run", "device"} & question.options.keys():
+    words = {name for name, option in question.options.items() if option.word or name == "device"}
+    if "overrides" not in question.takes or {"run", "device"} & words:
         return {}
     return {name: pair for name, pair in _SHORT_FOR.items() if question.trains or name != "method"}
 

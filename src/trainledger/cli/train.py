@@ -177,6 +177,8 @@ def train(
     sys.stdout = unheard(sys.stdout)  # a run whose report cannot be printed is still a run
     planned = load_file(run, overrides, progress=while_searching())
     run_dir = Path(folder) / run_name(planned)
+    if this_rank() in (None, 0):
+        say(_text_of(planned))
     if resume and this_rank() in (None, 0):
         _refuse_if_not_begun(planned, run_dir)
     if ranks is not None and this_rank() is None:
@@ -210,6 +212,12 @@ def train(
         raise SystemExit(code)  # the first rank speaks for all
     report = "" if code else f"{_ended(result)}\n\n{result['reconciliation_text']}\n\n{_written(result)}"
     return Outcome(lines(report, result), code)
+
+
+def _text_of(run: Run) -> str:
+    """The text that a run trains on, in a line."""
+    paths = ", ".join(dict.fromkeys(path for _, source in run.data.sources for path in source.path))
+    return f"Trains on {paths} (data.path), tokenizer {run.data.tokenizer}."
 
 
 def _refuse_if_not_begun(run: Run, run_dir: Path) -> None:

@@ -59,6 +59,12 @@ class Ledger:
         partial = ", partial" if self.partial else ""
         return f"Ledger({len(self.entries)} entries, parameters={self.parameters}, writer={self.writer!r}{partial})"
 
+    def __str__(self) -> str:
+        """The totals, and FLOPs and kept bytes by phase, in a short table."""
+        flops, kept = self.by("phase", "flops"), self.by("phase", "kept")
+        rows = [("phase", "FLOPs", "kept bytes"), *((name, f"{flops[name]:,}", f"{kept[name]:,}") for name in flops)]
+        return "\n".join([repr(self), *(f"{name:<16}{of:>26}{nbytes:>22}" for name, of, nbytes in rows)])
+
     def total(self, amount: str) -> Int:
         """The sum of one amount (``flops``, ``read``, ``kept`` …) over all entries, each as often as it runs."""
         _known(amount)

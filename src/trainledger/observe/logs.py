@@ -230,6 +230,9 @@ def _log(path: str, table: Mapping[str, Any], lines: list[Line], facts: Facts) -
     timed = [list(_times(session)) for session in sessions]
     if any(timed):
         facts["mean"] = facts["evaluation"] = 0
+    elif facts["runtime"] and facts["steps_per_second"]:
+        last = max(round(facts["runtime"] * facts["steps_per_second"]), 1)
+        timed, facts["whole"] = [[Timed(1, last, facts["runtime"] / last)]], 1
     elif facts["seconds"]:
         timed = [[Timed(1, round(facts["steps"]), facts["seconds"])]]
     steady = [_steady(times) for times in timed]
@@ -249,7 +252,7 @@ def _log(path: str, table: Mapping[str, Any], lines: list[Line], facts: Facts) -
     gaps = [b.step - a.step for session in sessions for a, b in pairwise(session)]
     facts |= {
         "untimed": seconds is None,
-        "few": seconds is not None and seconds.count < ENOUGH_STEPS and not facts["mean"],
+        "few": seconds is not None and seconds.count < ENOUGH_STEPS and not (facts["mean"] or facts["whole"]),
         "restarts": max(len(sessions) - 1, 0),
         "one_micro_batch": bool(lines) and "micro" in lines[0].values and lines[0].step == lines[-1].step,
         "unnumbered": any("unnumbered" in line.values for line in lines),

@@ -223,22 +223,29 @@ class Document:
 
     @property
     def tables(self) -> dict[str, Table]:
-        """The tables by name."""
-        return {part.name: part for section in self.sections for part in section.parts if isinstance(part, Table)}
+        """The tables by name; bars of time are one of seconds by cause."""
+        parts = [part for section in self.sections for part in section.parts]
+        tables = {part.name: part for part in parts if isinstance(part, Table)}
+        times = [part for part in parts if isinstance(part, Bars) and part.unit == "nanoseconds"]
+        return tables | ({"time": _in_seconds(times[-1])} if times else {})
+
+
+def _in_seconds(bars: Bars) -> Table:
+    rows = tuple((cause, nanoseconds / 1e9) for cause, nanoseconds in bars.bars)
+    return Table("time", ("cause", "seconds"), rows, units=("", "seconds"))
 
 
 def records(document: Document, name: str = "") -> list[dict[str, Any]]:
     """The rows of a table as plain dicts, for ``pandas.DataFrame(rows)``: numbers in whole units, not as texts.
 
-    ``name`` may be left out where there is one table. Raises KeyError with the names that there are.
+    Without a ``name`` it is the first. Raises KeyError with the names that there are.
 
     >>> bytes_of = Table("memory", ("category", "bytes"), (("parameters", 2_000_000),), units=("", "nbytes"))
     >>> records(Document("a run", (Section("", (bytes_of,)),)))
     [{'category': 'parameters', 'bytes': 2000000}]
     """
     tables = document.tables
-    if not name and len(tables) == 1:
-        name = next(iter(tables))
+    name = name or next(iter(tables), "")
     if name not in tables:
         raise KeyError(f"no table {name!r}; there are: {', '.join(tables)}")
     table = tables[name]

@@ -148,7 +148,7 @@ class Cluster:
         unit=_OF_ALL,
     )
     price_per_device_hour: float | None = setting(
-        "price of one device for an hour; absent = no cost", None, at_least=0, at_most=10**9
+        "price of one device for an hour; absent = no cost", None, quantity="amount", at_least=0, at_most=10**9
     )
     mtbf_device_hours: float | None = setting(
         "hours of one device between interruptions of the run; absent = as published for the device",

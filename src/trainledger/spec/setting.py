@@ -15,6 +15,7 @@ from trainledger.spec.durable import content_of, parse_json
 from trainledger.spec.problem import nearest_text, shown
 from trainledger.spec.units import (
     NotAQuantity,
+    parse_amount,
     parse_bytes_per_second,
     parse_count,
     parse_length,
@@ -244,6 +245,7 @@ _READ: dict[str, Callable[[Any, Any], Any]] = {
     "bytes/s": lambda value, _: _whole(parse_bytes_per_second, '"50GB/s"', value),
     "seconds": lambda value, _: _number(parse_seconds, value),
     "number": lambda value, _: _number(parse_number, value),
+    "amount": lambda value, _: _number(parse_amount, value),
     "flag": _flag,
     "text": _text,
     "part": _text,  # its kind

@@ -143,10 +143,10 @@ def parse_length(text: str) -> int:
 def parse_amount(text: str) -> float:
     """Money or device-hours in text, where parts of a whole may be left.
 
-    >>> parse_amount("30.84M"), parse_amount("0.5"), parse_amount("10,000")
-    (30840000.0, 0.5, 10000.0)
+    >>> parse_amount("30.84M"), parse_amount("0.5"), parse_amount("10,000"), parse_amount("$20k")
+    (30840000.0, 0.5, 10000.0, 20000.0)
     """
-    return float(_parse(text, _COUNTS, 'is not an amount; write it like 0.5, "10,000" or "1.5M"'))
+    return float(_parse(text.strip().strip("$€£"), _COUNTS, 'is not an amount; write it like 0.5, "10,000" or "1.5M"'))
 
 
 def parse_nbytes(text: str) -> int:

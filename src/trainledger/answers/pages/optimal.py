@@ -63,13 +63,20 @@ def page(answer: Optimal) -> Document:
     )
 
 
+_NEAR = 0.05  # of tokens for each parameter
+
+
 def _asked(answer: Optimal) -> str:
     """The model at the predicted speed, else the one asked for, or that serves best; empty where it is the law's."""
     affordable = answer.affordable
     if answer.served is None and affordable is not None and affordable.tokens is not None:
         size, tokens = (format_count(short(count)) for count in (affordable.parameters, affordable.tokens))
         asked = "As asked, at" if answer.asked is not None else "At"
-        return f"{asked} the predicted speed: {size} parameters on {tokens} tokens"
+        said = f"{asked} the predicted speed: {size} parameters on {tokens} tokens"
+        each = affordable.tokens / affordable.parameters
+        if answer.asked is None and not affordable.note and abs(each / answer.chosen.ratio - 1) > _NEAR:
+            said += f" ({each:.3g} each, {answer.chosen.ratio:.3g} by the law: no size of the family is nearer)"
+        return said
     for what, model in (("As asked", answer.asked), ("Cheapest to train and serve", answer.served)):
         if model is not None:
             size, tokens = (format_count(short(count)) for count in (model.parameters, model.tokens))

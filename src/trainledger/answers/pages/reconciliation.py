@@ -183,12 +183,17 @@ def ranks_table(ranks: Sequence[RankFigures]) -> Table:
     return Table("ranks", columns, rows, align="lrrrr")
 
 
+def _ratio(ratio: float | None) -> str:
+    """Three decimals; of a side that is next to nothing no more than that."""
+    return "" if ratio is None else f"{ratio:.3f}" if ratio < 1000 else "over 1,000"
+
+
 def _cells(row: Row) -> Iterator[tuple[Cell, ...]]:
     where = "" if row.where is None else f"{row.where[0]} {signed(row.where[1], row.unit)}"
     same = row.difference == 0  # the same number, not merely close
     if same and row.where is not None:  # the parts differ, and make up for each other
         where += f", others {signed(-row.where[1], row.unit)}"
-    ratio = "equal" if same else "" if row.ratio is None else f"{row.ratio:.3f}"
+    ratio = "equal" if same else _ratio(row.ratio)
     yield row.title, _amount(row.predicted, row.unit), _amount(row.measured, row.unit), ratio, row.basis, where
     if row.unexplained or (row.parts and (row.quantity in _ALWAYS_SPLIT or row.difference)):
         yield from (_part_cells(part, row.unit) for part in row.parts if part.predicted or part.measured)
@@ -198,7 +203,7 @@ def _cells(row: Row) -> Iterator[tuple[Cell, ...]]:
 
 def _part_cells(part: Part, unit: str) -> tuple[Cell, ...]:
     same, ratio = part.difference == 0, part.ratio
-    share = "equal" if same else "" if ratio is None else f"{ratio:.3f}"
+    share = "equal" if same else _ratio(ratio)
     difference = signed(part.difference, unit) if part.difference else ""
     return f"- {part.name}", _amount(part.predicted, unit), _amount(part.measured, unit), share, "", difference
 

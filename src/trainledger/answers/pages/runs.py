@@ -40,6 +40,7 @@ def page(folder: Path, records: Sequence[RunRecord]) -> Document:
 
 def _facts(record: RunRecord) -> dict[str, Any]:
     rows, steps = record.reconciliation, record.steps
+    unended = record.state.get("state") != "finished"  # which alone writes what was measured
     facts: dict[str, Any] = {
         "run": record.path.name,
         "state": record.state.get("state", "unknown"),
@@ -49,7 +50,7 @@ def _facts(record: RunRecord) -> dict[str, Any]:
         facts |= {name: rows[name].measured, f"{name}_ratio": rows[name].ratio}
     return facts | {
         "validation_loss": record.evaluations[-1]["validation_loss"] if record.evaluations else None,
-        "missing": list(record.missing),
+        "missing": [lack for lack in record.missing if not (unended and lack == "measured.json is not there")],
         "resume": _resume(record),
     }
 

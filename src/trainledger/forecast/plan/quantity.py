@@ -216,7 +216,7 @@ def read_budget(
         "money": read("money", money, parse_amount, problems),
     }
     devices = read("count", count, parse_count, problems, least=1, most=10**7)
-    rate = read("price", price, parse_number, problems)
+    rate = read("price", price, parse_amount, problems)
     share = read_mfu(mfu, problems)
     raw = {"flops": flops, "device_hours": device_hours, "days": days, "money": money}
     named = [name for name, value in raw.items() if value is not None]
