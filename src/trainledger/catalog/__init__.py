@@ -14,7 +14,7 @@ from dataclasses import replace
 from functools import cache
 from typing import Any
 
-from trainledger.catalog.device_names import device_meant
+from trainledger.catalog.device_names import ADDED, device_meant
 from trainledger.spec.cluster import Cluster, Fabric, Link, Protocol
 from trainledger.spec.device import Device, Efficiency, ErrorModel, Overhead, Published, limited
 from trainledger.spec.frozen import frozen
@@ -27,6 +27,7 @@ _NEEDED = {
     "devices": ("title", "peak", "memory", "memory_bandwidth", "link", "source", "date", "unverified"),
     "links": ("title", "bandwidth", "share", "hardware", "source", "date", "unverified"),
 }
+_HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 _USUAL = ("h100-sxm", "a100-sxm-80gb", "v100-sxm-32gb", "gh200-96gb")  # that most large models were trained on
 
 
@@ -70,10 +71,8 @@ def known_as(name: str, known: Iterable[str], field: str) -> str:
     'llama-3.1-8b'
     """
     known, lower = list(known), name.lower()
-    found = next(
-        (name for name in (lower, _hub_name(lower), _table("driver_names.toml").get(name)) if name in known), None
-    )
-    if found is not None:
+    said = lower, _hub_name(lower), _table("driver_names.toml").get(name)
+    if (found := next((name for name in said if name in known), None)) is not None:
         return found
     memory_of = {own: str(_table("devices", f"{own}.toml")["memory"]) for own in device_names() if own in known}
     if (meant := device_meant(name, memory_of, _USUAL)) is not None:
@@ -82,28 +81,15 @@ def known_as(name: str, known: Iterable[str], field: str) -> str:
     near = next((name for name in (*_USUAL, *longer) if name in longer), None) or nearest_text(name, known)
     rule = "is not in the catalog" + (f" ({', '.join(longer)})" if len(longer) > 1 else "")
     if not longer and not near:
-        kind = next((kind for kind in _ADDED if known == [*_names(kind)]), "")
-        rule += f" (trainledger catalog{f' {kind}' if kind else ''} lists all)" + _ADDED.get(kind, "")
+        kind = next((f" {kind}" for kind in ADDED if known == [*_names(kind)]), "")
+        rule += f" (trainledger catalog{kind} lists all){ADDED.get(kind.strip(), '')}"
     raise InvalidInput([Problem(field, name, rule, near)])
-
-
-# What to do with what the catalog has not.
-_ADDED = {
-    "models": ": give its config.json in place of its name, or of any other PyTorch module trainledger trace "
-    "module:builder",
-    "devices": ': add catalog/devices/NAME.toml, a copy of another with its data sheet (docs/architecture.md, "Adding '
-    'things"), or give trainledger.on_device a trainledger.Device',
-    "links": ': give its rate instead, such as --set cluster.network_bytes_per_second="50GB/s"',
-}
 
 
 def _hub_name(name: str) -> str:
     """The catalog's name of a hub id in lower case; the last part of the id where the catalog has no other."""
     last = name.rpartition("/")[2] if _HUB_ID.fullmatch(name) else name
     return str(_table("hub_names.toml").get(last, last))
-
-
-_HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 
 
 def is_hub_id(name: str) -> bool:

@@ -8,6 +8,14 @@ from collections.abc import Mapping, Sequence
 _MAKERS = "nvidia amd geforce tesla instinct google cloud tensor core gpu hbm2 hbm2e hbm3 hbm3e"
 _FORMS = {"sxm", "pcie", "nvl", "hgx", "dgx", "oam"}
 _SERIES = {"rtx", "tpu"}  # no model of their own
+# What to do with what the catalog has not.
+ADDED = {
+    "models": ": give its config.json in place of its name, or of any other PyTorch module trainledger trace "
+    "module:builder",
+    "devices": ': add catalog/devices/NAME.toml, a copy of another with its data sheet (docs/architecture.md, "Adding '
+    'things"), or give trainledger.on_device a trainledger.Device',
+    "links": ': give its rate instead, such as --set cluster.network_bytes_per_second="50GB/s"',
+}
 
 
 def device_meant(text: str, memory_of: Mapping[str, str], usual: Sequence[str]) -> str | None:
