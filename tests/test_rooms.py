@@ -146,21 +146,21 @@ def test_tensors_are_described_without_torch() -> None:
 # The most files, lines of code and lines of imports of each room (`python tools/house.py` counts them). A commit that
 # raises a number says why in its message, and lowers another.
 CEILINGS: dict[str, tuple[int, int, int]] = {
-    "answers": (82, 11540, 1365),
-    "catalog": (3, 253, 22),
-    "cli": (15, 2112, 343),
-    "engine": (70, 10598, 1123),
-    "forecast": (58, 10108, 895),
-    "ledger": (50, 8010, 601),
-    "observe": (40, 5852, 628),
-    "report": (13, 1717, 145),
-    "spec": (54, 8750, 482),
+    "answers": (82, 11650, 1384),
+    "catalog": (3, 259, 23),
+    "cli": (15, 2130, 345),
+    "engine": (70, 10597, 1122),
+    "forecast": (58, 10117, 895),
+    "ledger": (50, 8014, 601),
+    "observe": (40, 5855, 628),
+    "report": (13, 1722, 145),
+    "spec": (55, 8798, 486),
     "tensors": (10, 1946, 108),
-    "trace": (51, 9249, 769),
+    "trace": (51, 9248, 770),
     "web": (28, 3935, 495),
 }
 # Of the whole: files, lines, ``fmt: skip``, short files with a single importer in their folder.
-MOST_FILES, MOST_LINES, MOST_SKIPS, MOST_LONE = 476, 103897, 150, 6
+MOST_FILES, MOST_LINES, MOST_SKIPS, MOST_LONE = 477, 104170, 150, 6
 
 
 @pytest.mark.parametrize("room", CEILINGS)
@@ -217,7 +217,7 @@ def test_the_counter_of_lines_counts_what_it_says() -> None:
     assert house.size_of(text) == house.Size(files=1, lines=7, code=3, imports=1, comments=1, skips=1)
 
 
-MOST_VAGUE_NAMES = 1267
+MOST_VAGUE_NAMES = 1269
 
 
 def test_local_names_say_what_they_hold() -> None:
@@ -228,7 +228,7 @@ def lines_of(paths: Iterable[Path]) -> int:
     return sum(path.read_text(encoding="utf-8").count("\n") for path in paths)
 
 
-MOST_TEST_LINES = 75_749
+MOST_TEST_LINES = 75_844
 
 
 def test_tests_keep_below_their_ceiling() -> None:
