@@ -178,3 +178,11 @@ def test_ledgers_reconcile_in_what_they_hold():
     assert (result["parameters"].difference, result["flops"].difference) == (0, 100)
     assert result["flops"].where == ("matmul", 100)
     assert result["peak_nbytes"].parts[-1].difference == 8
+
+
+def test_a_machine_that_was_measured_since_the_run_is_said_to_be(tmp_path, monkeypatch):
+    forecast = Forecast(notes=("no step time: this machine was not measured yet; run `trainledger measure machine`",))
+    monkeypatch.setenv("TRAINLEDGER_CALIBRATION", str(tmp_path / "machine.toml"))
+    assert "was measured since" not in str(page(reconcile(forecast, Measured())).sections)
+    (tmp_path / "machine.toml").touch()
+    assert "This machine was measured since then" in str(page(reconcile(forecast, Measured())).sections)

@@ -24,6 +24,7 @@ from trainledger.report.chart import COLOURS, GREY, Axis, Band, Bars, Chart, Lin
 from trainledger.report.document import Amount, Cell, Document, Table, section, sections, signed
 from trainledger.report.html import parts, table_html, whole_page
 from trainledger.report.table import sentence
+from trainledger.spec.calibration import calibration_path
 from trainledger.spec.plain import replace_file
 from trainledger.spec.units import TERA, format_flops_per_second, format_seconds
 
@@ -121,6 +122,9 @@ def page(found: Reconciliation | RunRecord) -> Document:
     spread = rows["step_seconds"].spread
     lines = [] if spread is None else [spread_sentence(spread)]
     lines += [sentence(note) for note in rows.notes]
+    measured = any(calibration_path(backend).is_file() for backend in ("cuda", "mps", "cpu"))
+    if measured and any("measure machine" in note for note in rows.notes):
+        lines.append(_MEASURED_SINCE)
     if record and "loop" in record.state:
         lines += [_RECORD_A_STEP] * (rows["peak_nbytes"].measured is None)
         lines += [_GIVE_A_FORECAST] * (record.forecast is None)
@@ -141,6 +145,7 @@ def page(found: Reconciliation | RunRecord) -> Document:
     )
 
 
+_MEASURED_SINCE = "This machine was measured since then: forecasts that are made now have times."
 _RECORD_A_STEP = "What is not measured here a recorded step tells: tl.meter_loop(..., deep=20)."
 _GIVE_A_FORECAST = (
     "A forecast to compare with: tl.meter_loop(..., forecast=traced), of traced = tl.trace(model, batch, loss=..., "
