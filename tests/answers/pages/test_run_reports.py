@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import replace
 from html import escape
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,6 +17,7 @@ from make_run import STEPS, make_run
 from offline import CHROMIUM, opened
 
 from drawn import marks
+from trainledger.answers.pages import runs
 from trainledger.answers.pages.reconciliation import (
     figures,
     html,
@@ -315,3 +317,13 @@ def test_a_page_that_asks_the_network_would_be_seen_and_the_policy_stops_it(run_
     assert any("elsewhere.test" in each for each in opened(page, tmp_path / "first")[1])
     page.write_text(guarded)
     assert opened(page, tmp_path / "second")[1] == []
+
+
+def test_a_run_that_broke_off_does_not_lack_what_its_end_writes(tmp_path):
+    folder = tmp_path / "one"
+    folder.mkdir()
+    record = read_run(folder, ledgers=False)
+    assert "measured.json is not there" in record.missing
+    assert "measured.json" not in str(runs.page(tmp_path, [record]).data())
+    ended = replace(record, state={"state": "finished"})
+    assert "measured.json is not there" in str(runs.page(tmp_path, [ended]).data())
