@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -207,7 +208,7 @@ def test_a_directory_where_a_file_belongs_is_a_sentence_and_loses_no_result(
     """What is written before the first step ends the run there; what is written after the last one does not."""
     words = ["train", "run.toml", "--set", "recipe.steps=2"]
     assert main([*words, "--resume"]) == 2
-    run_dir = Path(capsys.readouterr().err.split("(")[1].split(")")[0])
+    run_dir = Path(re.findall(r"\((runs/.+?)\)", capsys.readouterr().err)[0])
     (run_dir / name / "other").mkdir(parents=True)
     assert main(words) == code
     said = capsys.readouterr()

@@ -418,7 +418,7 @@ def test_from_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (["--exposed", "2"], "--exposed = '2': must be between 0 and 1; nearest that works: 1"),
+        (["--exposed", "2"], "--exposed = '2': must be between 0 and 1; nearest that works: 2%"),
         (["--reach", "1"], "--reach = '1': must be between 2 and 1,000,000; nearest that works: 2"),
         (["--most", "many"], "--most = 'many': is not a count"),
         (["--plot", "out.gif"], "--plot = 'out.gif': the suffix says what is written"),

@@ -83,14 +83,14 @@ def test_every_problem_of_a_damaged_file_is_named(small, tmp_path):
     path = tmp_path / "machine.toml"
     write_calibration(small, path)
     text = path.read_text().replace("threads = 2", 'threads = "two"').replace('kind = "copy"', 'kind = "cpoy"')
-    path.write_text(text.replace("backend", "beckand").replace("seconds = 2e-06", "seconds = 0.0"))
+    path.write_text(text.replace("backend", "backnd").replace("seconds = 2e-06", "seconds = 0.0"))
     with pytest.raises(InvalidInput) as caught:
         read_calibration(path)
     answer = str(caught.value)
     for sentence in (
         "threads = 'two': must be a whole number",
         "kernels[2].kind = 'cpoy': must be one of matmul, attention",
-        "beckand = 'cpu': is not a known field; nearest that works: backend",
+        "backnd = 'cpu': is not a known field; nearest that works: backend",
         "backend: is missing",
         "kernels[1].seconds = 0.0: must be positive",
     ):
