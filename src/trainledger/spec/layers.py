@@ -125,7 +125,7 @@ def segments(spec: ModelSpec) -> tuple[Segment, ...]:
     """The layers of a model as runs of a repeated pattern, so that work does not grow with the number of layers.
 
     >>> from trainledger.spec.model import ModelSpec
-    >>> from trainledger.spec.block import Dense, Experts
+    >>> from trainledger.spec.block import Dense, Experts, MultiHead
     >>> sizes = {"vocab_size": 8, "d_model": 8, "n_layers": 8, "max_seq_len": 8}
     >>> heads = MultiHead(n_heads=2, window=4, global_every=3)
     >>> local = ModelSpec(attention=heads, feed_forward=Dense(d_ff=8), **sizes)
@@ -271,7 +271,7 @@ def layer_runs(spec: ModelSpec, recipe: Recipe | None) -> tuple[LayerRun, ...]:
     Without a recipe nothing is recomputed.
 
     >>> from trainledger.spec.recipe import Recipe
-    >>> from trainledger.spec.block import Dense
+    >>> from trainledger.spec.block import Dense, MultiHead
     >>> sizes = {"vocab_size": 8, "d_model": 8, "max_seq_len": 8, "n_layers": 14}
     >>> spec = ModelSpec(attention=MultiHead(n_heads=2), feed_forward=Dense(d_ff=8), **sizes)
     >>> recipe = Recipe(seq_len=8, global_batch=1, steps=1, activation_checkpointing=Segments(n_blocks=4))
