@@ -104,6 +104,7 @@ def page(advice: Advice) -> Document:
     other = [change for change in advice.alone if change.effect == RESULT]
     as_it_is, *bottleneck = _as_it_is(advice)
     measured = measured_step(advice.forecast, advice.measured_seconds) if advice.measured_seconds else None
+    slower = partial(_slower, advice, measured) if measured and advice.hypotheses else None
     # What else there is takes the room of one; what makes a run slower that of all.
     short = 0 if advice.hypotheses else _SHORT - (advice.words is not None) - (measured is not None)
     shown = same[:short] or other[:short]
@@ -115,15 +116,13 @@ def page(advice: Advice) -> Document:
         verdict=verdict(measured) if measured else as_it_is,
         sections=sections(
             explained(measured, advice.run.origin.source or "RUN") if measured else None,
-            _slower(advice, measured, _SHORT - bool(found_layout(advice.run)))
-            if measured and advice.hypotheses
-            else None,
+            slower(_SHORT - bool(found_layout(advice.run))) if slower else None,
             (*bottleneck, f"Ranked by gain in {advice.goal}.") if not measured else None,
             _ranked(advice, alone if same else result, shown),
             _all_together(advice, listed) if not measured else None,
             words_section(advice.words),
             found_layout_section(advice.run),
-            replace(_slower(advice, measured, 99), detail="all hypotheses") if measured and advice.hypotheses else None,
+            replace(slower(len(advice.hypotheses)), detail="all hypotheses") if slower else None,
             *(
                 details("the run as planned", (as_it_is, *bottleneck), _all_together(advice, listed))
                 if measured

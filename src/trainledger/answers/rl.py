@@ -161,7 +161,7 @@ def _fitting(answer: PostTraining, machine: Device, backend: str) -> float | Non
     """The largest share of the engine, in percent, with which every phase fits; None where it fits, or none does."""
     if answer.fits:
         return None
-    held = max(phase.nbytes - dict(phase.parts)["engine"] for phase in answer.phases if "engine" in dict(phase.parts))
+    held = max(phase.nbytes - phase.engine_nbytes for phase in answer.phases if phase.engine_nbytes)
     share = floor(100 * (1 - held / answer.usable_nbytes)) / 100
     if not 0 < share < answer.rollout.utilization:
         return None

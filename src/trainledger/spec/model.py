@@ -23,6 +23,8 @@ from trainledger.spec.parts import part
 from trainledger.spec.setting import setting
 from trainledger.spec.units import round_up
 
+# Of the head of logits, each with the value that a model of scores has.
+OF_LOGITS = {"tie_embeddings": False, "head_bias": False, "logit_scale": 1.0, "logit_softcap": None}
 NORM_PLACES = ("pre", "post", "sandwich", "after-add")
 BLOCKS = ("serial", "parallel", "parallel-two-norms")
 

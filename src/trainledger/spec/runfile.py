@@ -17,7 +17,7 @@ from trainledger.spec.cluster import Cluster
 from trainledger.spec.convert import foreign_problem
 from trainledger.spec.durable import opened
 from trainledger.spec.layout import Layout
-from trainledger.spec.model import ModelSpec
+from trainledger.spec.model import OF_LOGITS, ModelSpec
 from trainledger.spec.parts import KIND, explicit, fields_of, members_of, merged
 from trainledger.spec.problem import InvalidInput, Problem, nearest_text
 from trainledger.spec.reading import AUTO, MOST_UNKNOWN, Overrides, Reader, field_of, nearest_path, put_overrides
@@ -83,14 +83,8 @@ def parse(
     if str(sections["cluster"].get("device", "")).startswith("tpu-"):
         sections["recipe"].setdefault("framework", "jax")
     if sections["recipe"].get("objective") in ("reward", {KIND: "reward"}):
-        of_scores = {
-            "scores": True,
-            "tie_embeddings": False,
-            "head_bias": False,
-            "logit_scale": 1.0,
-            "logit_softcap": NONE,
-        }
-        sections["model"] = of_scores | sections["model"]
+        of_scores = {name: NONE if value is None else value for name, value in OF_LOGITS.items()}
+        sections["model"] = {"scores": True, **of_scores, **sections["model"]}
     base = _model_base(sections["model"], presets, from_config, problems)
     own = {key: value for key, value in sections["model"].items() if key not in ("preset", "config")}
     sections["model"] = merged(ModelSpec, merged(ModelSpec, {}, base or {}), own)

@@ -123,17 +123,18 @@ def data(step: MeasuredStep) -> dict[str, Any]:
 
 def hypotheses(run: Run, measured: float) -> tuple[Hypothesis, ...]:
     """What makes the step slower than planned, the nearest to ``measured`` seconds first, what was solved for last."""
-    planned = _seconds(run)
-    found = []
+    account = _account(run)
+    planned, found = forecast_of(account, machine_of(run)).step_seconds, []
     for what, field, value in _causes(run):
         try:
-            seconds = _seconds(changed(run, {field: value}))
+            changed_run = changed(run, {field: value})
+            seconds = forecast_of(_account(changed_run), machine_of(changed_run)).step_seconds
         except InvalidInput:  # no run of this layout or device
             continue
         if planned is not None and seconds is not None and seconds > 1.005 * planned:
             found.append(Hypothesis(what, as_override(field, value), seconds))
     found.sort(key=lambda one: abs(log(one.seconds / measured)))
-    return (*found, *_solved(run, measured))
+    return (*found, *_solved(account, measured))
 
 
 def _causes(run: Run) -> Iterator[tuple[str, str, object]]:
@@ -151,10 +152,10 @@ def _causes(run: Run) -> Iterator[tuple[str, str, object]]:
         yield "half of the rated power", "cluster.power_limit_watts", round(machine.power_watts / 2)
 
 
-def _solved(run: Run, measured: float) -> Iterator[Hypothesis]:
-    machine = machine_of(run)
+def _solved(account: RunAccount, measured: float) -> Iterator[Hypothesis]:
+    machine = machine_of(account.run)
     if isinstance(machine, Device) and machine.fabric is not None and machine.fabric.network is not None:
-        account, sheet = account_run(run, backend=kernels_of(run)), machine.fabric.network.bytes_per_second
+        sheet = machine.fabric.network.bytes_per_second
         low, high = float(LEAST_RATE), sheet
         slowest, fastest = (_at_rate(account, rate) for rate in (low, high))
         if slowest is not None and fastest is not None and fastest < measured <= slowest:
@@ -164,7 +165,7 @@ def _solved(run: Run, measured: float) -> Iterator[Hypothesis]:
             rate = float(f"{high:.2g}")
             what = f"a network of {format_nbytes(rate)}/s a device (data sheet: {format_nbytes(sheet)}/s)"
             yield Hypothesis(what, as_override(NETWORK, round(rate)), _at_rate(account, rate) or measured, solved=True)
-    rate = round(run.recipe.tokens_per_step / measured)
+    rate = round(account.run.recipe.tokens_per_step / measured)
     what = f"loaders of {rate:,} tokens/s for all devices"
     yield Hypothesis(what, as_override(LOADER, rate), measured, solved=True)
 
@@ -174,5 +175,5 @@ def _at_rate(account: RunAccount, rate: float) -> float | None:
     return forecast_of(replace(account, run=run), machine_of(run)).step_seconds
 
 
-def _seconds(run: Run) -> float | None:
-    return forecast_of(account_run(run, backend=kernels_of(run)), machine_of(run)).step_seconds
+def _account(run: Run) -> RunAccount:
+    return account_run(run, backend=kernels_of(run))

@@ -86,6 +86,11 @@ class Phase:
     def nbytes(self) -> int:
         return sum(int(nbytes) for _, nbytes in self.parts)
 
+    @property
+    def engine_nbytes(self) -> int:
+        """The engine's share of the device, which is set and not predicted; 0 where it is not awake."""
+        return int(dict(self.parts).get("engine", 0))
+
 
 @frozen(kw_only=True)
 class PostTraining(Answer, report="rl"):
@@ -212,11 +217,10 @@ def _with_chance(answer: PostTraining, errors: ErrorModel) -> PostTraining:
     """The answer with its chance to fit and the interval of its peak, from the errors of published peaks."""
     run, least = answer.run, 1.0
     for phase in answer.phases:
-        engine = int(dict(phase.parts).get("engine", 0))
-        if (needed := phase.nbytes - engine) > 0:
-            room = max(1, answer.usable_nbytes - engine)
+        if (needed := phase.nbytes - phase.engine_nbytes) > 0:
+            room = max(1, answer.usable_nbytes - phase.engine_nbytes)
             least = min(least, chance_of_fitting(run, errors, needed, room))
-    engine = int(dict(answer.peak.parts).get("engine", 0))
+    engine = answer.peak.engine_nbytes
     predicted = scaled(of_memory(run, errors), answer.peak.nbytes - engine)
     interval = Interval(predicted.low + engine, predicted.high + engine)
     return replace(answer, chance_of_fitting=least, interval=interval)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from math import gcd
 
+from trainledger.spec.model import OF_LOGITS
 from trainledger.spec.optimizers import STEPS_OF_OWN_SIZE
 from trainledger.spec.precision import TILE
 from trainledger.spec.problem import Problem, nearest_text
@@ -223,8 +224,7 @@ def _scores(run: Run) -> Iterator[Problem]:
         yield Problem("model.scores", spec.scores, rule, rewards)
     if not spec.scores:
         return
-    of_logits = {"tie_embeddings": False, "head_bias": False, "logit_scale": 1.0, "logit_softcap": None}
-    for field, usual in of_logits.items():
+    for field, usual in OF_LOGITS.items():
         if getattr(spec, field) != usual:
             rule = "is of logits, and model.scores has one score"
             yield Problem(f"model.{field}", getattr(spec, field), rule, "none" if usual is None else usual)
