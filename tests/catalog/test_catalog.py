@@ -93,7 +93,9 @@ DEVICES = {
     "h100-sxm-96gb-500w": "H100 SXM 96GB (Meta Grand Teton)", "tpu-v3": "TPU v3 (per chip)", "tpu-v4": "TPU v4",
     "tpu-v5e": "TPU v5e", "tpu-v5p": "TPU v5p", "tpu-v6e": "TPU v6e (Trillium)",
     "tpu-v7x": "TPU v7x (Ironwood)", "mi325x": "MI325X 256GB", "mi350x": "MI350X 288GB", "mi355x": "MI355X 288GB",
-    "h20": "H20", "rtx-pro-6000": "RTX PRO 6000 Blackwell 96GB",
+    "h20": "H20", "rtx-pro-6000": "RTX PRO 6000 Blackwell 96GB", "a10": "A10", "a30": "A30", "a40": "A40",
+    "l20": "L20 48GB", "a800-sxm": "A800 SXM 80GB", "rtx-6000-ada": "RTX 6000 Ada 48GB", "rtx-3060": "RTX 3060 12GB",
+    "rtx-4080": "RTX 4080 16GB", "rtx-5080": "RTX 5080 16GB",
 }  # fmt: skip
 
 

@@ -71,8 +71,8 @@ PRIORS = {
     ),
 }  # fmt: skip
 # Devices predicted by the constants of a type, without rows of their own, and what they have in common with it.
-ALSO = {"h100-sxm": ("h200", "h800-sxm"), "blackwell": ("b300", "gb300")}
-SHARED = {"h100-sxm": "die", "blackwell": "matmul units for 8 and 16 bits"}
+ALSO = {"a100-sxm": ("a800-sxm",), "h100-sxm": ("h200", "h800-sxm"), "blackwell": ("b300", "gb300")}
+SHARED = {"a100-sxm": "die", "h100-sxm": "die", "blackwell": "matmul units for 8 and 16 bits"}
 
 
 @dataclass(frozen=True)

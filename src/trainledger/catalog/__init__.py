@@ -14,7 +14,7 @@ from dataclasses import replace
 from functools import cache
 from typing import Any
 
-from trainledger.catalog.device_names import ADDED, device_meant
+from trainledger.catalog.device_names import ADDED, device_meant, device_near
 from trainledger.spec.cluster import Cluster, Fabric, Link, Protocol
 from trainledger.spec.device import Device, Efficiency, ErrorModel, Overhead, Published, limited
 from trainledger.spec.frozen import frozen
@@ -79,6 +79,7 @@ def known_as(name: str, known: Iterable[str], field: str) -> str:
         return meant
     longer = [name for name in known if name.startswith(lower)] if name else []
     near = next((name for name in (*_USUAL, *longer) if name in longer), None) or nearest_text(name, known)
+    near = near or device_near(name, list(memory_of), _USUAL)
     rule = "is not in the catalog" + (f" ({', '.join(longer)})" if len(longer) > 1 else "")
     if not longer and not near:
         kind = next((f" {kind}" for kind in ADDED if known == [*_names(kind)]), "")
