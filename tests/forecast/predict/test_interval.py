@@ -154,6 +154,14 @@ def test_no_interval_begins_below_what_the_data_sheet_allows(device: str, model:
     assert clipped == (device not in ("a100-sxm-80gb", "l4"))
 
 
+@pytest.mark.parametrize("batch", [1, 512])
+def test_no_step_is_quicker_than_by_the_data_sheet_alone(batch: int) -> None:
+    forecast = tl.plan("gpt2", ["cluster.device=rtx-5090", f"recipe.global_batch={batch}"]).forecast
+    assert forecast.basis["step_seconds"] == "bound"
+    assert (forecast.step_seconds < 1) == (AT_THE_PEAK in forecast.notes) == (batch == 1)
+    assert forecast.intervals["step_seconds"].low >= forecast.step_seconds
+
+
 def test_one_step_has_no_interval_of_a_run() -> None:
     forecast = tl.plan(
         "llama-3-8b", ["cluster.device=h100-sxm", "cluster.count=8", "layout.shard=8", "recipe.global_batch=8"]

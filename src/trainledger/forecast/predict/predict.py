@@ -139,8 +139,10 @@ def _of_full_rows(account: RunAccount, machine: Machine | None) -> Forecast:
 
 def _fastest(account: RunAccount, device: Device, facts: Mapping[str, Any]) -> float:
     """The share of a step that is left where its kernels reach the peak and the bandwidth of the data sheet."""
-    if facts.get("hfu") is None or device.efficiency is None:
-        return 0.0  # the step is at the peak itself
+    if facts.get("hfu") is None:
+        return 0.0
+    if device.efficiency is None:
+        return 1.0  # the step is at the peak itself
     flops = CONVENTIONS["kernels"].flops(account.run, account.ledger) / account.ledger.matmul_flops
     moved = facts["step_causes"]["memory-bound operations"] / facts["step_seconds"] * device.efficiency.bandwidth_share
     return min(1.0, float(facts["hfu"] * flops + moved))
