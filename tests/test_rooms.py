@@ -150,7 +150,7 @@ CEILINGS: dict[str, tuple[int, int, int]] = {
     "catalog": (3, 268, 23),
     "cli": (15, 2130, 345),
     "engine": (70, 10597, 1122),
-    "forecast": (58, 10119, 895),
+    "forecast": (58, 10121, 895),
     "ledger": (50, 8014, 601),
     "observe": (40, 5855, 628),
     "report": (13, 1722, 145),
@@ -160,7 +160,7 @@ CEILINGS: dict[str, tuple[int, int, int]] = {
     "web": (28, 3935, 495),
 }
 # Of the whole: files, lines, ``fmt: skip``, short files with a single importer in their folder.
-MOST_FILES, MOST_LINES, MOST_SKIPS, MOST_LONE = 477, 104197, 150, 6
+MOST_FILES, MOST_LINES, MOST_SKIPS, MOST_LONE = 477, 104199, 150, 6
 
 
 @pytest.mark.parametrize("room", CEILINGS)
@@ -228,7 +228,7 @@ def lines_of(paths: Iterable[Path]) -> int:
     return sum(path.read_text(encoding="utf-8").count("\n") for path in paths)
 
 
-MOST_TEST_LINES = 75_867
+MOST_TEST_LINES = 75_875
 
 
 def test_tests_keep_below_their_ceiling() -> None:
