@@ -116,18 +116,24 @@ def test_the_batch_of_one_device_holds_the_micro_batch_that_is_given(adapters: d
 
 @pytest.mark.parametrize("method", METHODS)
 def test_fine_tuning_is_not_trained_on_twenty_tokens_for_each_parameter(method: str) -> None:
-    run = with_length(run_of_model("qwen2.5-7b", {**H100, "method": method}))
+    run = with_length(run_of_model("qwen2.5-7b", {**H100, **tuned_by(method)}))
     assert (run.recipe.steps, run.recipe.tokens) == (1, None)
-    assert breaks("qwen2.5-7b", H100, method=method, along="dataset").run.recipe.tokens is None
-    given = with_length(run_of_model("qwen2.5-7b", {**H100, "method": method, "recipe.tokens": "100M"}))
+    assert breaks("qwen2.5-7b", {**H100, **tuned_by(method)}, along="dataset").run.recipe.tokens is None
+    given = with_length(run_of_model("qwen2.5-7b", {**H100, **tuned_by(method), "recipe.tokens": "100M"}))
     assert given.recipe.tokens == 10**8
+
+
+def tuned_by(method: str) -> dict[str, Any]:
+    """The method as an override, with a teacher where it learns from one; nothing without a method."""
+    teacher = {"teacher.preset": "qwen2.5-14b"} if method == "distillation" else {}
+    return {"method": method, **teacher} if method else {}
 
 
 @pytest.mark.parametrize("method", ["", *METHODS])
 @pytest.mark.parametrize("count", [1, 8])
 def test_what_a_method_assumes_and_what_is_assumed_without_one_name_each_other(method: str, count: int) -> None:
     given = {**H100, "cluster.count": count, "layout.auto": False, "layout.shard": count}
-    said = how_else(run_of_model("qwen2.5-7b", given | ({"method": method} if method else {})))
+    said = how_else(run_of_model("qwen2.5-7b", given | tuned_by(method)))
     assert f"--method {method}" in said
     assert ("without it" in said) == bool(method)
     assert not how_else(run_of_model("qwen2.5-7b", {**given, "recipe.steps": 10, "recipe.global_batch": 16}))

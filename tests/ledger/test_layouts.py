@@ -12,8 +12,8 @@ from trainledger.ledger.entry import Entry
 from trainledger.ledger.ledger import Ledger
 from trainledger.ledger.memory.timeline import peak_nbytes
 from trainledger.ledger.model.parameters import parameters
-from trainledger.ledger.parallel.micro_batches import in_flight, in_flight_by_chunk
 from trainledger.ledger.parallel.rank_plan import chunks_of, rank_plan
+from trainledger.ledger.parallel.schedule import in_flight, in_flight_by_chunk
 from trainledger.ledger.ranks import account_of_stage, accounts
 from trainledger.ledger.step import account, follow
 from trainledger.spec.layout import Layout

@@ -146,14 +146,15 @@ def test_a_value_that_no_file_can_hold_is_one_sentence(field, value, sentence):
     ("source", "sentence"),
     [
         ({**table(), "modle": {}}, "modle = a table: unknown section; "
-         "a run file has model, recipe, layout, cluster, data"
+         "a run file has model, recipe, layout, cluster, data, teacher"
          "; nearest that works: model"),
         ({**table(), "seq_len": 5}, "seq_len = 5: unknown section; a run file has model, recipe, layout, cluster, data"
+         ", teacher"
          "; nearest that works: recipe.seq_len"),
         ({**table(), "layout": "best"}, "layout = 'best': must be a section: [layout] and its fields below, "
          'or the text "auto"; nearest that works: auto'),
         ({**table(), "data": "fast"}, "data = 'fast': must be a section: [data] and its fields below"),
-        ({**table(), 5: 5}, "5 = 5: unknown section; a run file has model, recipe, layout, cluster, data"),
+        ({**table(), 5: 5}, "5 = 5: unknown section; a run file has model, recipe, layout, cluster, data, teacher"),
         (table(layout={"shard": 8}), "cluster.count = 1: the layout (shard 8) takes 8; nearest that works: 8"),
         (table(data={"path": []}), "data.path = []: must be a text or a list of texts"),
         (table(data={"path": ["a", 5]}), "data.path = ['a', 5]: must be a text in quotes"),
@@ -165,7 +166,8 @@ def test_a_value_that_no_file_can_hold_is_one_sentence(field, value, sentence):
          "must be at most 1000000000; nearest that works: 1000000000"),
         (table(cluster={"backend": "gpu"}), "cluster.backend = 'gpu': must be one of auto, cpu, cuda, mps"
          "; nearest that works: cpu"),
-        ({**table(), "a\nb": 1}, "'a\\nb' = 1: unknown section; a run file has model, recipe, layout, cluster, data"),
+        ({**table(), "a\nb": 1}, "'a\\nb' = 1: unknown section; a run file has model, recipe, layout, cluster, data, "
+         "teacher"),
     ],
 )  # fmt: skip
 def test_a_wrong_section_is_one_sentence(source, sentence):
@@ -484,7 +486,8 @@ def test_a_run_written_and_read_back_is_equal_in_content_and_name(run):
 
 def test_the_resolved_file_names_every_field():
     content = resolved(parse(table()))
-    for section, cls in SECTIONS.items():
+    assert list(content) == list(SECTIONS)[:-1]  # a teacher is of distillation alone
+    for section, cls in list(SECTIONS.items())[:-1]:
         absent = {field.name for field in dataclasses.fields(cls) if field.default is None}
         assert set(content[section]) | absent == {field.name for field in dataclasses.fields(cls)}
 

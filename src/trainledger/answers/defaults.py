@@ -55,6 +55,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "orpo": {**_PAIRS, "objective": "orpo"},
     "kto": {**_PAIRS, "objective": "kto"},
     "reward": {**_PAIRS, "objective": "reward", "learning_rate": 1e-5},
+    "distillation": {**_TUNED, "objective": "distillation", "learning_rate": 1e-5},
 }
 PLAN, SEARCH, FIT, SERVE = "plan", "search", "fit", "serve"  # what the run is for
 

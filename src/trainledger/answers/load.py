@@ -94,8 +94,7 @@ def resolve(
         run = defaults.run_of_model(named, given, purpose)
         return _found(run, run.origin.explicit, search, progress)
     if isinstance(source, Run):
-        sections = {name: getattr(source, name) for name in runfile.SECTIONS}
-        run, written = parsed(sections, given), runfile.written({}, given)
+        run, written = parsed(runfile.sections_of(source), given), runfile.written({}, given)
         old = source.origin
         assumed = tuple(each for each in old.assumed if each not in written)
         return _found(

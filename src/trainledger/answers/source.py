@@ -161,12 +161,13 @@ METHOD = "method"
 
 class OfCluster(TypedDict, total=False):
     """The cluster in the words of the command line: short for overrides of its fields. ``method`` is the recipe of a
-    model that is named alone: full, lora, qlora, dpo, orpo or kto (`defaults.METHODS`)."""
+    model that is named alone (`defaults.METHODS`), ``teacher`` that of distillation."""
 
     device: str | Device | None
     count: int | str | None
     price: float | str | None
     method: str | None
+    teacher: str | None
 
 
 def with_cluster(overrides: AnyOverrides, **cluster: Unpack[OfCluster]) -> Overrides:
@@ -187,6 +188,7 @@ def with_cluster(overrides: AnyOverrides, **cluster: Unpack[OfCluster]) -> Overr
         device = device.name
     more: dict[str, Any] = {"cluster.device": device, "cluster.count": cluster.get("count")}
     more |= {"cluster.price_per_device_hour": cluster.get("price"), METHOD: cluster.get("method")}
+    more |= {"teacher.preset": cluster.get("teacher")}
     return also(overrides, more)
 
 

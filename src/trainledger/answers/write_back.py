@@ -34,7 +34,7 @@ from trainledger.spec.units import MIB, format_nbytes, format_seconds
 
 To = Annotated[str | None, output("of another trainer's file: write a copy with the change", ".yml")]
 _LAUNCHED = (".sh", ".bash", ".slurm", ".sbatch")
-_KEPT = ("model", "cluster", "data")  # sections that no file is changed for
+_KEPT = ("model", "cluster", "data", "teacher")  # sections that no file is changed for
 _PACKED = ("sample_packing", "packing", "neat_packing", "padding_free", "dynamic_padding_free")
 # Paths of a table of keys that are no fields of a run, by what they are of it.
 _DERIVED: dict[str, Callable[[Run], int]] = {

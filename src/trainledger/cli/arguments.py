@@ -131,8 +131,10 @@ _SHORT_FOR = {
     "price": ("cluster.price_per_device_hour", "what one device costs in an hour"),
     "method": (
         "method",
-        "how a model that is named alone is tuned, as people begin: full, lora, qlora, dpo, orpo, kto or reward",
+        "how a model that is named alone is tuned, as people begin: full, lora, qlora, dpo, orpo, kto, reward or "
+        "distillation",
     ),
+    "teacher": ("teacher.preset", "the teacher of distillation, a model of the catalog"),
 }
 
 
@@ -153,7 +155,7 @@ def short_for(question: Question) -> dict[str, tuple[str, str]]:
     words = {name for name, option in question.options.items() if option.word or name == "device"}
     if "overrides" not in question.takes or {"run", "device"} & words:
         return {}
-    return {name: pair for name, pair in _SHORT_FOR.items() if question.trains or name != "method"}
+    return {name: pair for name, pair in _SHORT_FOR.items() if question.trains or name not in ("method", "teacher")}
 
 
 def add_overrides(to: argparse._ActionsContainer, short: Mapping[str, tuple[str, str]]) -> None:

@@ -20,8 +20,9 @@ from trainledger.ledger.memory.timeline import Peak, peak_nbytes
 from trainledger.ledger.model.parameters import ParameterCount, leaves_of, parameters
 from trainledger.ledger.parallel.context import left_out
 from trainledger.ledger.parallel.fully_sharded import formats
-from trainledger.ledger.parallel.micro_batches import Work, in_flight, rounds_of
+from trainledger.ledger.parallel.micro_batches import Work
 from trainledger.ledger.parallel.rank_plan import RankPlan, parts_of, plans_of_stage, rank_plan
+from trainledger.ledger.parallel.schedule import in_flight, rounds_of
 from trainledger.ledger.step import account, follow, follow_places, resident_of
 from trainledger.spec.dtypes import nbytes_in
 from trainledger.spec.frozen import frozen

@@ -29,9 +29,10 @@ from trainledger.ledger.optimizers.states import (
     unscale,
 )
 from trainledger.ledger.optimizers.update import clip, update
-from trainledger.ledger.parallel.micro_batches import Work, in_flight, run_micro_batches
+from trainledger.ledger.parallel.micro_batches import Work, run_micro_batches
 from trainledger.ledger.parallel.rank_plan import RankPlan, rank_plan
 from trainledger.ledger.parallel.reduction import bucket_nbytes, gather_updated, sum_norms, sum_tied_embedding
+from trainledger.ledger.parallel.schedule import in_flight
 from trainledger.spec.dtypes import nbytes_in
 from trainledger.spec.layout import is_int
 from trainledger.spec.precision import Precision
@@ -199,8 +200,8 @@ def _buffers(rank: RankPlan, works: tuple[Work, ...]) -> Int:
 
     (core/transformer/dot_product_attention.py, ``get_global_memory_buffer``.)
     """
-    run, nbytes = rank.run, buffers_nbytes(rank.run.model)
-    nbytes = nbytes if works[0].reference is None else 2 * nbytes
+    run = rank.run
+    nbytes = sum(buffers_nbytes(some.model) for some in (run, run.reference) if some is not None)
     attention = works[0].sizes.attention
     if run.recipe.framework != "megatron-local" or attention != "math":
         return nbytes

@@ -1,4 +1,4 @@
-"""The objective of training: the next token, or preferences among answers to a prompt."""
+"""The objective of training: the next token, preferences among answers to a prompt, or the logits of a teacher."""
 
 from __future__ import annotations
 
@@ -83,5 +83,28 @@ class Reward:
     mismatched: ClassVar[bool] = False
 
 
-Objective = NextToken | DPO | ORPO | KTO | Reward
-OBJECTIVES = {kind.kind: kind for kind in (NextToken, DPO, ORPO, KTO, Reward)}
+@frozen(kw_only=True)
+class Distillation:
+    """Knowledge distillation: the forward KL divergence of each token's distribution from that of a frozen teacher,
+    both softened by ``temperature`` T, times T^2 (Hinton et al. 2015, arXiv 1503.02531, section 2), beside the loss of
+    the next token. The teacher is a model of its own, ``[teacher]``."""
+
+    kind: ClassVar[str] = "distillation"
+    answers: ClassVar[int] = 0
+    reference: ClassVar[str] = "device"
+    mismatched: ClassVar[bool] = False
+
+    temperature: float = setting("by which the logits of both models are divided", 1.0, above=0)
+    kd_ratio: float = setting(
+        "weight of the divergence from the teacher; the rest is that of the loss of the next token, which 1 leaves out",
+        1.0,
+        above=0,
+        at_most=1,
+    )
+    teacher_weights: str | None = setting(
+        "directory of the teacher's weights: an import, a checkpoint or a run; absent = initialized by the seed", None
+    )
+
+
+Objective = NextToken | DPO | ORPO | KTO | Reward | Distillation
+OBJECTIVES = {kind.kind: kind for kind in (NextToken, DPO, ORPO, KTO, Reward, Distillation)}

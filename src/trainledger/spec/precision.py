@@ -146,6 +146,11 @@ class Precision:
         return self.float8 if self.weight_caching else None
 
     @property
+    def untrained(self) -> Precision:
+        """That of a model beside the trained one, whose weights are never updated: all in the format of matmuls."""
+        return PRECISIONS[self.compute]() if self.low else self
+
+    @property
     def peak(self) -> str:
         """The dtype of most matmuls, in the catalog's words."""
         return self.scaled.forward if self.scaled is not None else self.rate or self.compute

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import ClassVar
 
 from trainledger.spec.frozen import frozen
-from trainledger.spec.objective import DPO, KTO, ORPO, NextToken, Objective, Reward
+from trainledger.spec.objective import OBJECTIVES, NextToken, Objective
 from trainledger.spec.optimizers import OPTIMIZERS, AdamW, Optimizer
 from trainledger.spec.parts import part
 from trainledger.spec.precision import FP32, PRECISIONS, Precision
@@ -191,12 +191,9 @@ class Recipe:
     objective: Objective = part(
         "next-token = the loss of each token; dpo = of pairs of a chosen and a rejected answer, each a sequence of the "
         "batch, against a frozen reference; orpo = of pairs without a reference; kto = of single answers, desirable or "
-        "not, against a reference and mismatched answers; reward = of pairs, by a score in place of logits",
-        NextToken,
-        DPO,
-        ORPO,
-        KTO,
-        Reward,
+        "not, against a reference and mismatched answers; reward = of pairs, by a score in place of logits; "
+        "distillation = the logits of a frozen teacher, another model ([teacher])",
+        *OBJECTIVES.values(),
         default=NextToken(),
     )
     expert_dispatch: Dropless | Capacity = part(

@@ -11,7 +11,9 @@ from trainledger.spec.cluster import Cluster
 from trainledger.spec.frozen import frozen
 from trainledger.spec.layout import AXES, Layout
 from trainledger.spec.model import ModelSpec
+from trainledger.spec.objective import Distillation
 from trainledger.spec.recipe import Recipe
+from trainledger.spec.savings import KeepAll
 from trainledger.spec.setting import setting
 
 STANDARD_LIBRARY = "python-standard-library"
@@ -127,13 +129,15 @@ class Origin:
 
 @frozen(kw_only=True)
 class Run:
-    """Model, recipe, layout, cluster and data of one run; ``origin`` is ignored when runs are compared."""
+    """Model, recipe, layout, cluster and data of one run, and of distillation the ``teacher``; ``origin`` is ignored
+    when runs are compared."""
 
     model: ModelSpec
     recipe: Recipe
     layout: Layout = field(default_factory=Layout)
     cluster: Cluster = field(default_factory=Cluster)
     data: DataSpec = field(default_factory=DataSpec)
+    teacher: ModelSpec | None = None
     origin: Origin = field(default_factory=Origin)
 
     def __eq__(self, other: object) -> bool:
@@ -144,7 +148,7 @@ class Run:
 
     @property
     def _content(self) -> tuple[object, ...]:
-        return self.model, self.recipe, self.layout, self.cluster, self.data
+        return self.model, self.recipe, self.layout, self.cluster, self.data, self.teacher
 
     def __repr__(self) -> str:
         recipe, layout, usual = self.recipe, self.layout, Layout()
@@ -167,6 +171,17 @@ class Run:
             return self.recipe.micro_batch
         share = self.recipe.global_batch // self.layout.data_ranks
         return 1 if isinstance(share, int) and share == 0 else share  # fewer sequences than ranks: refused elsewhere
+
+    @property
+    def reference(self) -> Run | None:
+        """The run of the frozen model that is beside the trained one in a step: the teacher, or of preferences the
+        model as it began; None where there is none, or adapters are switched off instead."""
+        recipe = replace(self.recipe, activation_checkpointing=KeepAll(), lora=None)
+        if self.teacher is not None and isinstance(recipe.objective, Distillation):
+            begins = {"precision": recipe.precision.untrained, "initial_weights": recipe.objective.teacher_weights}
+            return replace(self, model=self.teacher, recipe=replace(recipe, **begins))  # type: ignore[arg-type]
+        beside = recipe.objective.reference == "device" and self.recipe.lora is None
+        return replace(self, recipe=recipe) if beside else None
 
     @property
     def width_factor(self) -> Any:

@@ -12,6 +12,7 @@ from trainledger.spec import runfile
 from trainledger.spec.frozen import frozen
 from trainledger.spec.layers import checkpointed
 from trainledger.spec.layout import Layout
+from trainledger.spec.model import ModelSpec
 from trainledger.spec.parts import KIND, chosen, explicit, first_kind, kinds_of, members_of, merged
 from trainledger.spec.run import Run
 from trainledger.spec.runfile import SECTIONS
@@ -30,7 +31,9 @@ class Difference:
 def differences(a: Run, b: Run) -> tuple[Difference, ...]:
     """Every field that differs, in the order of the run file; of parts of two kinds those that were chosen."""
     ours, theirs = runfile.flat(a), runfile.flat(b)
-    own = {f"{name}.{path}" for run in (a, b) for name in runfile.SECTIONS for path in chosen(getattr(run, name))}
+    own = {
+        f"{name}.{path}" for run in (a, b) for name, part in runfile.sections_of(run).items() for path in chosen(part)
+    }
     return tuple(
         Difference(path, ours.get(path, NONE), theirs.get(path, NONE))
         for path in dict.fromkeys([*ours, *theirs])
@@ -60,7 +63,7 @@ def overrides(a: Run, b: Run) -> tuple[str, ...]:
         while path not in theirs:  # a field of a part that the other run has in another kind, or not at all
             path = path.rpartition(".")[0]
         found[path] = theirs[path]
-    chosen_there = [f"{name}.{path}" for name in runfile.SECTIONS for path in chosen(getattr(b, name))]
+    chosen_there = [f"{name}.{path}" for name, part in runfile.sections_of(b).items() for path in chosen(part)]
     for part in tuple(found):  # a part of another kind begins with the defaults of that kind
         found |= {path: theirs[path] for path in chosen_there if path.startswith(f"{part}.")}
     return tuple(as_override(path, value) for path, value in found.items())
@@ -124,6 +127,7 @@ _ABOUT = {
     "layout": "The layout: over how many devices, and how.",
     "cluster": "The cluster: which devices.",
     "data": "The data: which text, and how it becomes tokens.",
+    "teacher": "The teacher of distillation: a model of the catalog, or its fields.",
 }
 
 
@@ -146,11 +150,11 @@ def commented(
     lines.append('# Quantities may be written as text: "15T" tokens, "80GB"; none means no value.')
     for section, cls in SECTIONS.items():
         given = table.get(section, {})
-        if not given and not every:
+        if not given and (not every or section == "teacher"):
             continue
         lines += ["", f"# {_ABOUT[section]}", f"[{section}]"]
-        if section == "model" and "preset" in given:
-            lines.extend(_commented(_line("preset", given["preset"]), why.get("model.preset", "")))
+        if cls is ModelSpec and "preset" in given:
+            lines.extend(_commented(_line("preset", given["preset"]), why.get(f"{section}.preset", "")))
         own = {name: value for name, value in given.items() if name != "preset"}
         defaults = merged(cls, {}, base if section == "model" and base else {})
         reasons = {path.removeprefix(f"{section}."): reason for path, reason in why.items()}

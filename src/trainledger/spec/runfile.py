@@ -32,6 +32,7 @@ SECTIONS: dict[str, type[Any]] = {
     "layout": Layout,
     "cluster": Cluster,
     "data": DataSpec,
+    "teacher": ModelSpec,  # of distillation alone
 }
 LARGEST_FILE_NBYTES = 2**20
 _NAME = r"(?!.*\.(?:json|toml)$)[\w.-]+"  # such as of a model, not of a file
@@ -85,19 +86,25 @@ def parse(
     if sections["recipe"].get("objective") in ("reward", {KIND: "reward"}):
         of_scores = {name: NONE if value is None else value for name, value in OF_LOGITS.items()}
         sections["model"] = {"scores": True, **of_scores, **sections["model"]}
-    base = _model_base(sections["model"], presets, from_config, problems)
-    own = {key: value for key, value in sections["model"].items() if key not in ("preset", "config")}
-    sections["model"] = merged(ModelSpec, merged(ModelSpec, {}, base or {}), own)
+    if sections["teacher"]:
+        sections["recipe"].setdefault("objective", "distillation")
+    else:
+        del sections["teacher"]
+    unknown = set()
+    for name in sections.keys() & {"model", "teacher"}:
+        base = _model_base(name, sections[name], presets, from_config, problems)
+        own = {key: value for key, value in sections[name].items() if key not in ("preset", "config")}
+        sections[name] = merged(ModelSpec, merged(ModelSpec, {}, base or {}), own)
+        unknown |= {name} if base is None else set()
     reader = Reader(SECTIONS, problems)
     parts = {
-        name: reader.read(name, cls, sections[name], complete=name != "model" or base is not None)
-        for name, cls in SECTIONS.items()
+        name: reader.read(name, SECTIONS[name], table, complete=name not in unknown) for name, table in sections.items()
     }
     if devices is not None and "device" not in reader.guessed:
         _resolve(devices, parts["cluster"].device, problems)
     if networks is not None and parts["cluster"].network is not None:
         _resolve(networks, parts["cluster"].network, problems)
-    if parts["model"] is not None:
+    if None not in parts.values():
         run = Run(**parts)
         problems = [_followed(problem, run) for problem in problems]
         problems.extend(problem for problem in run_problems(run) if not _speaks_of(problem, reader.guessed))
@@ -276,7 +283,7 @@ def _sections(table: object, problems: list[Problem]) -> dict[str, dict[str, Any
 
 
 def _model_base(
-    model: dict[str, Any], presets: Resolver | None, from_config: Resolver | None, problems: list[Problem]
+    section: str, model: dict[str, Any], presets: Resolver | None, from_config: Resolver | None, problems: list[Problem]
 ) -> Table | None:
     """The fields that ``preset`` or ``config`` stands for; {} where neither is given, None where it failed."""
     given = [(key, model[key]) for key in ("preset", "config") if key in model]
@@ -285,14 +292,16 @@ def _model_base(
     key, value = given[0]
     resolver = presets if key == "preset" else from_config
     if len(given) > 1:
-        problems.append(Problem("model.config", given[1][1], "give either preset or config, not both"))
+        problems.append(Problem(f"{section}.config", given[1][1], "give either preset or config, not both"))
     elif not isinstance(value, str) or not value:
-        problems.append(Problem(f"model.{key}", value, "must be a text in quotes"))
+        problems.append(Problem(f"{section}.{key}", value, "must be a text in quotes"))
     elif resolver is None:
-        problems.append(Problem(f"model.{key}", value, "cannot be looked up here; write the fields themselves"))
+        problems.append(Problem(f"{section}.{key}", value, "cannot be looked up here; write the fields themselves"))
     else:
-        found: Table | None = _resolve(resolver, value, problems)
-        return found
+        met: list[Problem] = []
+        base: Table | None = _resolve(resolver, value, met)
+        problems += (replace(problem, field=problem.field.replace("model.", f"{section}.", 1)) for problem in met)
+        return base
     return None
 
 
@@ -305,9 +314,14 @@ def _resolve(resolver: Callable[[str], Any], value: str, problems: list[Problem]
         return None
 
 
+def sections_of(run: Run) -> dict[str, Any]:
+    """The sections that a run has, by name."""
+    return {name: section for name in SECTIONS if (section := getattr(run, name)) is not None}
+
+
 def resolved(run: Run) -> dict[str, dict[str, Any]]:
     """Every field of a run, defaults included, as a table that `parse` reads back into an equal run."""
-    return {section: explicit(getattr(run, section)) for section in SECTIONS}
+    return {name: explicit(section) for name, section in sections_of(run).items()}
 
 
 def flat(run: Run) -> dict[str, Any]:
@@ -316,7 +330,7 @@ def flat(run: Run) -> dict[str, Any]:
     Of tables by name there is the whole, and each field of each.
     """
 
-    return {path: value for section in SECTIONS for path, value in _flat(f"{section}.", getattr(run, section))}
+    return {path: value for name, section in sections_of(run).items() for path, value in _flat(f"{name}.", section)}
 
 
 def _flat(before: str, section: Any) -> Iterator[tuple[str, Any]]:

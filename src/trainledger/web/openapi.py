@@ -184,7 +184,7 @@ def _parameter(field: Field) -> dict[str, Any]:
 
 def _any_of_run() -> dict[str, Any]:
     """Every other field of a run file, by its path."""
-    names = {"pattern": r"^(model|recipe|layout|cluster|data)\.[a-z0-9_.]+$"}
+    names = {"pattern": r"^(model|recipe|layout|cluster|data|teacher)\.[a-z0-9_.]+$"}
     schema = {"type": "object", "propertyNames": names, "additionalProperties": {**_TEXT, "maxLength": LONGEST}}
     return {
         "name": "fields",

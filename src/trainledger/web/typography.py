@@ -11,7 +11,7 @@ from trainledger.web.calculators import CALCULATORS
 
 _RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 _LOWERED = {raised: plain for plain, raised in _RAISED.items()}
-_ROOT = r"recipe|layout|model|cluster|data"
+_ROOT = r"recipe|layout|model|cluster|data|teacher"
 # What is left as it is, then what is written in another way; the name of a group says how. Quoted text is typed so.
 _WRITTEN = re.compile(
     r"""(?P<kept><(?P<tag>pre|code)\b.*?</(?P=tag)>|<[^>]*>|"[^"<]{,40}")"""

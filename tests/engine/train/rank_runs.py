@@ -35,7 +35,9 @@ SECONDS = 500
 def run_of(described: dict[str, Any]) -> Run:
     """The run that a test describes."""
     fields = dict(described.get("fields", {}))
-    run = tiny_run(fields.pop("model", None), **fields)
+    model, teacher = fields.pop("model", None) or {}, fields.pop("teacher", None)
+    run = tiny_run(model, **fields)
+    run = replace(run, teacher=None if teacher is None else with_fields(run.model, teacher))
     layout = Layout(**described.get("layout", {}))
     run = replace(run, data=with_fields(run.data, described.get("data", {})))
     return replace(run, layout=layout, cluster=Cluster(count=layout.devices))

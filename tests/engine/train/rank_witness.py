@@ -159,9 +159,9 @@ def run_case(run: Run, rank: int, *, peft: bool = False) -> dict[str, Any]:
         spread_tokens(model, layout, mesh, run.recipe.seq_len)
     model, again = spread_gathering(model, layout, mesh, run.recipe.precision)
     update = ShardedUpdate(model, layout, mesh) if layout.shard_ranks > 1 and layout.zero < 3 else None
-    if run.recipe.objective.reference == "device" and run.recipe.lora is None:
+    if (beside := run.reference) is not None:
         whole: Any = model.module if isinstance(model, nn.parallel.DistributedDataParallel) else model
-        reference_on_rank(run, whole, mesh, torch.device("cpu"))
+        reference_on_rank(beside, whole, mesh, torch.device("cpu"))
     together = RanksTogether(layout, mesh, update=update)
     optimizer = optimizer_on_rank(model, run.recipe, together)
     losses, peaks = [], []

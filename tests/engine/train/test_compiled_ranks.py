@@ -24,8 +24,8 @@ from trainledger.answers.load import load
 from trainledger.engine.nn.loss import compiled_loss, next_token_loss
 from trainledger.engine.nn.transformer import build, run_layers
 from trainledger.ledger.ledger import Ledger
-from trainledger.ledger.parallel.micro_batches import in_flight
 from trainledger.ledger.parallel.rank_plan import rank_plan
+from trainledger.ledger.parallel.schedule import in_flight
 from trainledger.ledger.ranks import account_of_stage
 from trainledger.spec.run import Run
 from trainledger.trace.distributed import trace_rank

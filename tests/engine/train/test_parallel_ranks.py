@@ -128,11 +128,14 @@ Case = tuple[dict[str, Any], dict[str, Any], dict[str, Any]]
 
 def tables(case: Case) -> dict[str, Any]:
     layout, model, recipe = case
+    teacher = {"teacher": {**LLAMA, **recipe["teacher"]}} if "teacher" in recipe else {}
+    recipe = {name: value for name, value in recipe.items() if name != "teacher"}
     devices = 1
     for axis in ("replicate", "shard", "context", "tensor"):
         devices *= layout.get(axis, 1)
     return {
         "model": {**LLAMA, **model}, "recipe": {**RECIPE, **recipe}, "layout": layout, "cluster": {"count": devices},
+        **teacher,
     }  # fmt: skip
 
 

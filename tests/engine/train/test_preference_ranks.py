@@ -27,6 +27,8 @@ DPO = {"objective": "dpo"}
 KNOWN = {**DPO, "objective.reference": "precomputed"}
 LORA = {**DPO, "lora.rank": 3}
 CHUNKED = {"loss": "chunked", "loss.chunks": 4}
+TEACHER = {"teacher": {"n_layers": 3, "d_model": 48, "norm": "layernorm", "feed_forward.d_ff": 81}}
+TAUGHT = {"objective": "distillation", "objective.kd_ratio": 0.5, **TEACHER}
 SCORES = {"scores": True, "tie_embeddings": False}
 TWO: dict[str, Case] = {
     "ddp": ({"replicate": 2}, {}, {**DPO, "global_batch": 4}),
@@ -42,6 +44,11 @@ TWO: dict[str, Case] = {
     "fsdp, chunked": ({"shard": 2}, {}, {**DPO, **CHUNKED}),
     "fsdp, precomputed": ({"shard": 2}, {}, KNOWN),
     "fsdp, adapters": ({"shard": 2}, {}, LORA),
+    "ddp, a teacher": ({"replicate": 2}, {}, {**TAUGHT, "global_batch": 4, "precision": "bf16-mixed"}),
+    "zero 2, a teacher": ({"shard": 2, "zero": 2}, {}, TAUGHT),
+    "fsdp, a teacher": ({"shard": 2}, {}, TAUGHT),
+    "fsdp, a teacher in bf16": ({"shard": 2}, {}, {**TAUGHT, "precision": "bf16-sharded"}),
+    "fsdp, adapters, a teacher": ({"shard": 2}, {}, {**TAUGHT, "lora.rank": 3}),
     "ddp, scores": ({"replicate": 2}, SCORES, {"objective": "reward", "global_batch": 4}),
     "fsdp, scores": ({"shard": 2}, SCORES, {"objective": "reward", "precision": "bf16-sharded"}),
     "fsdp, adapters, chunked": ({"shard": 2}, {}, {**LORA, **CHUNKED}),
@@ -52,6 +59,7 @@ FOUR: dict[str, Case] = {
     "fsdp over four, odd sizes": ({"shard": 4}, {**GPT2, **ODD}, {**DPO, "precision": "bf16-sharded"}),
     "fsdp over four, adapters": ({"shard": 4}, ODD, LORA),
     "zero 1 over four": ({"shard": 4, "zero": 1}, ODD, DPO),
+    "hybrid, a teacher": ({"shard": 2, "replicate": 2}, {}, {**TAUGHT, "precision": "bf16-sharded"}),
 }
 
 
@@ -77,7 +85,7 @@ FIELDS: dict[str, Any] = {
 }  # fmt: skip
 KINDS: dict[str, dict[str, Any]] = {
     "all weights": DPO, "adapters": {**LORA, "lora.dropout": 0.1}, "precomputed": KNOWN,
-    "single answers": {"objective": "kto"}, "odds ratio": {"objective": "orpo"},
+    "single answers": {"objective": "kto"}, "odds ratio": {"objective": "orpo"}, "a teacher": TAUGHT,
 }  # fmt: skip
 
 
@@ -85,7 +93,8 @@ KINDS: dict[str, dict[str, Any]] = {
 def test_a_run_is_that_of_one_process_and_resumes_with_the_same_bits(tmp_path: Path, kind: str) -> None:
     fields = {**FIELDS, **KINDS[kind]}
     records = singles_in(tmp_path) if kind == "single answers" else pairs_in(tmp_path)
-    data = {"path": [str(records)], "validation_fraction": 0.2, "cache": str(tmp_path / "cache")}
+    data: dict[str, Any] = {"path": [str(records)], "validation_fraction": 0.2, "cache": str(tmp_path / "cache")}
+    data |= {"text_field": "chosen"} if kind == "a teacher" else {}
     described = {"fields": fields, "data": data}
     train(run_of(described), tmp_path / "alone")
     runs: list[dict[str, Any]] = []

@@ -17,7 +17,7 @@ from trainledger.forecast.explain.symbols import symbolic
 from trainledger.forecast.predict.step import CAUSES, HOST_UPDATE, step_time
 from trainledger.ledger.memory.timeline import timeline
 from trainledger.ledger.model.parameters import parameters
-from trainledger.ledger.parallel.micro_batches import in_flight
+from trainledger.ledger.parallel.schedule import in_flight
 from trainledger.ledger.ranks import account_of_stage
 from trainledger.ledger.step import account
 from trainledger.spec.problem import InvalidInput

@@ -16,7 +16,7 @@ from trainledger.forecast.predict.pipeline import (
     pipeline_ends,
     pipeline_spans,
 )
-from trainledger.ledger.parallel.micro_batches import in_flight
+from trainledger.ledger.parallel.schedule import in_flight
 from trainledger.spec.layout import SCHEDULES, Layout
 
 seconds = st.floats(0.5, 2.0)

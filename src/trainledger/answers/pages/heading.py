@@ -11,7 +11,7 @@ from trainledger.report.document import Item, Items, Section, section
 from trainledger.report.table import commands, wrapped
 from trainledger.spec.layout import Layout
 from trainledger.spec.model import ModelSpec
-from trainledger.spec.objective import DPO, KTO, ORPO, Reward
+from trainledger.spec.objective import DPO, KTO, ORPO, Distillation, Reward
 from trainledger.spec.optimizers import ACCOUNTED_ONLY
 from trainledger.spec.recipe import Recipe
 from trainledger.spec.run import BLOCK_ROWS, Run, dealt
@@ -69,7 +69,7 @@ def of_run(run: Run) -> tuple[str, ...]:
         f"attention{within}, activation checkpointing {recipe.activation_checkpointing.kind}",
         *_devices(run),
         *_mixture(run),
-        *_objective(recipe),
+        *_objective(run),
     )
 
 
@@ -85,9 +85,16 @@ def _sequences(recipe: Recipe) -> str:
     return counted(recipe.global_batch, "sequence")
 
 
-def _objective(recipe: Recipe) -> Iterator[str]:
-    """What preferences are compared with."""
-    objective = recipe.objective
+def _objective(run: Run) -> Iterator[str]:
+    """What preferences or a student are compared with."""
+    recipe, objective, teacher = run.recipe, run.recipe.objective, run.reference
+    if isinstance(objective, Distillation) and teacher is not None:
+        count, ratio = format_count(parameters(teacher.model).total), objective.kd_ratio
+        rest = f", the loss of the next token by {1 - ratio:g}" if ratio < 1 else ""
+        yield (
+            f"distillation from {teacher.model.name} ({count}, frozen, in {teacher.recipe.precision.parameters}): the "
+            f"KL divergence at temperature {objective.temperature:g} is weighed by {ratio:g}{rest}"
+        )
     if isinstance(objective, ORPO):
         yield f"ORPO with weight {objective.weight:g} of the odds ratio, without a reference"
     if isinstance(objective, Reward):
@@ -123,9 +130,10 @@ def run_line(run: Run) -> str:
     batches = f" in micro-batches of {run.device_batch}" if run.grad_accum > 1 else ""
     step = f"{_sequences(recipe)} of {_tokens(run)} a step{batches}"
     count = format_count(parameters(run.model).total)
+    learned = f", distilled from {run.teacher.name}" if run.teacher is not None else ""
     return (
-        f"{run.model.name} ({count}) on {where}{spread}: {step}, {recipe.precision.kind}, {recipe.optimizer.kind}, "
-        f"{recomputation(recipe)}"
+        f"{run.model.name} ({count}) on {where}{spread}{learned}: {step}, {recipe.precision.kind}, "
+        f"{recipe.optimizer.kind}, {recomputation(recipe)}"
     )
 
 

@@ -15,6 +15,7 @@ from trainledger.spec.plain import finite
 from trainledger.spec.problem import InvalidInput, shown
 from trainledger.spec.run import Run
 from trainledger.spec.run_text import as_override
+from trainledger.spec.runfile import sections_of
 
 SECTIONS = ("model", "recipe", "layout", "cluster")
 Shape = Mapping[type, Sequence[str]]
@@ -56,7 +57,7 @@ def run_data(run: Run) -> dict[str, Any]:
 
     ``assumed`` are the fields that were not given but assumed (`Run.origin`), each as ``--set`` takes it.
     """
-    sections = {name: table_of(getattr(run, name)) for name in SECTIONS}
+    sections = {name: table_of(part) for name, part in sections_of(run).items() if name != "data"}
     fields = (each.partition(".") for each in run.origin.assumed)
     assumed = [as_override(f"{at}.{name}", field_at(getattr(run, at), name)) for at, _, name in fields]
     return {**sections, "assumed": assumed}

@@ -1,4 +1,4 @@
-"""The loss of a batch under a recipe's objective: of next tokens, or of preferences among answers.
+"""The loss of a batch under a recipe's objective: of next tokens, of preferences among answers, of a teacher's logits.
 
 Shapes: B sequences, of pairs two for each of P, the chosen one first; T tokens, N = B T in a row, V rows of
 logits. Targets below zero do not count.
@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from trainledger.engine.nn.lora import adapters_off
-from trainledger.engine.nn.loss import cross_entropy, run_loss
-from trainledger.spec.objective import DPO, ORPO, NextToken, Reward
+from trainledger.engine.nn.loss import cross_entropy, next_token_loss, run_loss
+from trainledger.spec.objective import DPO, ORPO, Distillation, NextToken, Reward
 from trainledger.spec.recipe import Recipe
 
 
@@ -35,6 +35,15 @@ def loss_of_batch(model: nn.Module, batch: Sequence[Tensor], recipe: Recipe) -> 
     if isinstance(objective, ORPO):
         return odds_ratio(sequence_losses(model, inputs_BT, targets_BT, recipe), targets_BT, objective.weight)
     alone = model.module if isinstance(model, DistributedDataParallel) else model  # no gradients are to sum of these
+    if isinstance(objective, Distillation):
+        # One expression, as in `run_loss`: no name here keeps what `distillation` frees.
+        return distillation(
+            of_teacher(alone, inputs_BT, recipe, objective),
+            model(inputs_BT),
+            targets_BT,
+            objective,
+            upcast=recipe.loss.upcast,
+        )
     if isinstance(objective, DPO):
         reference_B = more[0] if more else reference_losses(alone, inputs_BT, targets_BT, recipe)
         return preference(sequence_losses(model, inputs_BT, targets_BT, recipe), reference_B, objective.beta)
@@ -56,6 +65,34 @@ def preference(losses_B: Tensor, reference_B: Tensor, beta: float) -> Tensor:
     # -log sigmoid(x) is softplus(-x), one kernel that keeps its input alone.
     chosen_P, rejected_P = (reference_B - losses_B).view(-1, 2).unbind(1)
     return F.softplus((rejected_P - chosen_P) * beta).mean()
+
+
+def distillation(
+    teacher_NV: Tensor, logits_BTV: Tensor, targets_BT: Tensor, objective: Distillation, *, upcast: bool
+) -> Tensor:
+    """The mean over tokens of the KL divergence from the teacher, given by log-probabilities, times the square of the
+    temperature (Hinton et al. 2015, arXiv 1503.02531, section 2), weighed against the loss of the next token."""
+    own_NV, ratio = softened(logits_BTV, objective, upcast=upcast), objective.kd_ratio
+    logits = [] if ratio == 1 else [logits_BTV]
+    del logits_BTV  # where nothing else reads them they are freed before the divergence is taken
+    with torch.autocast(own_NV.device.type, enabled=False):
+        value = F.kl_div(own_NV, teacher_NV, reduction="sum", log_target=True)
+    del own_NV, teacher_NV
+    value = value.float()
+    value = value * (ratio * objective.temperature**2 / targets_BT.numel())
+    if ratio == 1:
+        return value
+    return value + next_token_loss(logits.pop(), targets_BT, upcast=upcast) * (1 - ratio)
+
+
+def softened(logits_BTV: Tensor, objective: Distillation, *, upcast: bool) -> Tensor:
+    """The log-probabilities [N, V] of logits over the temperature, without autocast, as in `cross_entropy`."""
+    with torch.autocast(logits_BTV.device.type, enabled=False):
+        logits_NV = logits_BTV.flatten(0, 1)
+        del logits_BTV
+        logits_NV = logits_NV.float() if upcast else logits_NV
+        logits_NV = logits_NV if objective.temperature == 1 else logits_NV / objective.temperature
+        return F.log_softmax(logits_NV, -1)
 
 
 # The score of an answer is that of the state which has read all of it but its end, the last target.
@@ -92,6 +129,14 @@ def reference_losses(model: nn.Module, inputs_BT: Tensor, targets_BT: Tensor, re
     beside = model.reference
     with _without_graph(), adapters_off(model):
         return sequence_losses(beside if isinstance(beside, nn.Module) else model, inputs_BT, targets_BT, recipe)
+
+
+def of_teacher(model: nn.Module, inputs_BT: Tensor, recipe: Recipe, objective: Distillation) -> Tensor:
+    """The log-probabilities [N, V] of the model's frozen teacher, which computes in its own format."""
+    teacher = model.reference
+    assert isinstance(teacher, nn.Module), "a teacher is beside its student"
+    with torch.no_grad(), torch.autocast(inputs_BT.device.type, enabled=False):
+        return softened(teacher(inputs_BT), objective, upcast=recipe.loss.upcast)
 
 
 # Autocast would keep the low-precision copies of trained weights that it makes here for the forward with a graph, to

@@ -277,20 +277,21 @@ def _begun(run: Run, model: Transformer, say: Say) -> dict[str, str] | None:
     return None
 
 
-# A reference is the model as the run began, and no part of a checkpoint: each start makes it anew.
+# A reference is the model as the run began, a teacher as it was read: no part of a checkpoint, as each start makes it.
 def _compare_with_reference(run: Run, model: Transformer, ranks: Ranks, mesh: DeviceMesh | None, feed: Feed) -> None:
-    """Put the frozen reference of preferences beside a model, or have the feed take its losses once."""
+    """Put the frozen reference of preferences or a teacher beside a model, or have the feed take its losses once."""
     recipe = run.recipe
     if recipe.objective.reference is None:
         return
-    if recipe.lora is None and mesh is None:
+    beside = run.reference or (run if recipe.lora is None else None)
+    if beside is not None and mesh is None:
         with ranks.device:
-            reference = add_reference(model, run)
-        _begun(run, reference, lambda sentence: None)
-    elif recipe.lora is None and mesh is not None:
-        reference = reference_on_rank(run, model, mesh, ranks.device)
-        if recipe.initial_weights is not None:
-            ranks.together(lambda: start_from(run, reference, lambda sentence: None))
+            reference = add_reference(model, beside)
+        _begun(beside, reference, lambda sentence: None)
+    elif beside is not None and mesh is not None:
+        reference = reference_on_rank(beside, model, mesh, ranks.device)
+        if beside.recipe.initial_weights is not None:
+            ranks.together(lambda: start_from(beside, reference, lambda sentence: None))
     if recipe.objective.reference == "precomputed":
         assert isinstance(feed, Pairs), "only pairs are compared with a reference once"
         with autocast(recipe.precision, ranks.device):

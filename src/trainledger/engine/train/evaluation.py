@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 
 import numpy as np
@@ -22,6 +22,7 @@ from trainledger.engine.train.observer import TrainingState
 from trainledger.engine.train.precision import autocast
 from trainledger.engine.train.ranks import Ranks
 from trainledger.engine.train.step import ALONE, Batch, Feed, Together
+from trainledger.spec.objective import NextToken
 from trainledger.spec.recipe import Recipe
 from trainledger.spec.run import Run
 from trainledger.spec.units import MIB
@@ -125,6 +126,8 @@ def evaluate(
     was_training = model.training
     model.eval()
     total, n_tokens = 0.0, 0
+    if recipe.objective.kind == "distillation":  # a student is compared with other models by the loss of the next token
+        recipe = replace(recipe, objective=NextToken())
     try:
         with torch.no_grad(), together.around():
             for batch, counts in _in_turn(batches, parts, part):

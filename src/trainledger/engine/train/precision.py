@@ -43,7 +43,8 @@ def build_model(spec: ModelSpec, recipe: Recipe, *, adapted: bool = True, sharde
 
 
 def add_reference(model: Transformer, run: Run, *, sharded: bool = False) -> Transformer:
-    """Put a frozen reference, not yet initialized, beside a model on torch's current default device, and give it."""
+    """Put the frozen model of a reference's run, not yet initialized, beside another on torch's current default device,
+    and give it."""
     model.reference = build_model(run.model, run.recipe, sharded=sharded).requires_grad_(False)
     return model.reference
 

@@ -21,7 +21,7 @@ from trainledger.ledger.entry import Entry
 from trainledger.ledger.ledger import Ledger
 from trainledger.ledger.memory.timeline import Moment, highest_by_category, timeline
 from trainledger.ledger.model.parameters import named_shapes
-from trainledger.ledger.parallel.micro_batches import in_flight
+from trainledger.ledger.parallel.schedule import in_flight
 from trainledger.spec.frozen import frozen
 from trainledger.spec.run import Run
 from trainledger.spec.units import format_flops, format_flops_per_second, format_nbytes, format_seconds

@@ -17,6 +17,7 @@ from trainledger.ledger import rules_of_thumb as thumb
 from trainledger.ledger.entry import in_any_memory
 from trainledger.ledger.ledger import Ledger
 from trainledger.ledger.memory.timeline import Peak
+from trainledger.ledger.model.parameters import parameters
 from trainledger.ledger.ranks import RankAccount, RunAccount, account_run
 from trainledger.ledger.rules_of_thumb import CONVENTIONS, training_flops, training_seconds
 from trainledger.report.document import Answer
@@ -27,7 +28,7 @@ from trainledger.spec.optimizers import Adam, Adam8bit
 from trainledger.spec.problem import InvalidInput, Problem, nearest_text
 from trainledger.spec.row_lengths import longest_of
 from trainledger.spec.run import Run
-from trainledger.spec.units import SECONDS_PER_DAY, ceil_div, format_percent
+from trainledger.spec.units import SECONDS_PER_DAY, ceil_div, format_count, format_percent
 
 
 @frozen
@@ -114,6 +115,8 @@ def _rows(account: RunAccount, peak_nbytes: int) -> Iterator[RuleOfThumb]:
         1 + recipe.objective.mismatched
     )
     beside = f"; forwards beside the model's are {2 * forwards} {n} more" if forwards else ""
+    if run.teacher is not None:
+        beside = f"; the teacher's forward is {format_count(2 * parameters(run.teacher).active)} more"
     yield RuleOfThumb(
         "FLOPs per token",
         f"2 {n}, forward",

@@ -148,6 +148,10 @@ class Recording:
         """Low-precision copies of parameters are made once inside and dropped at the end."""
         return self._inside(_casts={})
 
+    def computing_in(self, precision: Precision) -> AbstractContextManager[None]:
+        """Operations inside are those of a model in another precision, which makes no copies of this one's."""
+        return self._inside(precision=precision, compute_dtype=precision.compute)
+
     def holding(self, category: str) -> AbstractContextManager[None]:
         """What is made inside belongs to this category unless it turns out to be a gradient."""
         return self._inside(_category=category)

@@ -256,7 +256,7 @@ def hidden(
     first = [x]  # no name here keeps the first block's input alive while the others run
     del x
     x = run_layers(tape, sizes, leaves, first.pop(), angles, seen, recipe)
-    del seen
+    del angles, seen
     if e is not None:
         own = partial(head, tape, sizes, leaves), partial(_shared, tape)
         value = mtp_loss(tape, sizes, leaves, x, e, recipe, *own)

@@ -5,10 +5,14 @@ Sizes: B sequences of a micro-batch, two for each of P pairs.
 
 from __future__ import annotations
 
+from functools import partial
+
 from trainledger.ledger.core.graph import Array
 from trainledger.ledger.core.tape import Tape
 from trainledger.ledger.entry import Int
 from trainledger.ledger.ops import operations as op
+from trainledger.ledger.ops.loss import cross_entropy
+from trainledger.spec.objective import Distillation
 
 
 def preference(tape: Tape, losses: Array, reference: Array) -> Array:
@@ -26,6 +30,48 @@ def preference(tape: Tape, losses: Array, reference: Array) -> Array:
     value = op.softplus(tape, margins)
     del margins
     return _mean(tape, value)
+
+
+def softened(tape: Tape, logits: Array, objective: Distillation, *, upcast: bool) -> Array:
+    """The log-probabilities of logits over the temperature."""
+    x = op.cast(tape, logits, "fp32") if upcast else logits
+    del logits
+    x = op.divide_by_number(tape, x) if objective.temperature != 1 else x
+    return op.softmax(tape, x, "_log_softmax")
+
+
+def distillation(tape: Tape, compared: list[Array], targets: Array, objective: Distillation, *, upcast: bool) -> Array:
+    """The mean over tokens of the divergence from a teacher, and of their own loss, which frees what it ``compared``:
+    the teacher's log-probabilities and the model's logits.
+
+    Kept are the log-probabilities of the model and the probabilities of the teacher, and for the loss of tokens the
+    log-probabilities once more, which no temperature softens.
+    """
+    of_model = softened(tape, compared[-1], objective, upcast=upcast)
+    if objective.kd_ratio == 1:  # no loss of the tokens reads the logits: gone before the divergence, where bytes peak
+        compared.pop()
+    value = op.times_number(tape, op.cast(tape, _divergence(tape, of_model, compared.pop(0)), "fp32"))
+    del of_model
+    if not compared:
+        return value
+    losses = [cross_entropy(tape, compared[0], targets, upcast=upcast)]
+    compared.clear()
+    return op.add(tape, value, op.times_number(tape, losses.pop()))
+
+
+def _divergence(tape: Tape, of_model: Array, of_teacher: Array) -> Array:
+    """The sum over tokens of the KL divergence of distributions from a teacher's (torch's ``kl_div``)."""
+    # ATen's kl_div of logarithms evaluates exp(target) * (target - input) from the right (torch 2.13).
+    apart = tape.pointwise("sub", of_teacher, of_model)
+    apart.node = tape.node([of_model.node], (), lambda g: [tape.pointwise("neg", g)])
+    wanted = tape.pointwise("exp", of_teacher)
+    parts = tape.pointwise("mul", wanted, apart)
+    gradient = partial(tape.pointwise, "mul", elements=parts.elements)
+    parts.node = tape.node([apart.node], (wanted,), lambda g, wanted: [gradient(g, wanted)])
+    del apart, wanted
+    value = tape.sum(parts, 1)
+    value.node = parts.node
+    return value
 
 
 def ranking(tape: Tape, scores: Array, targets: Array, B: Int, T: Int) -> Array:

@@ -1,78 +1,40 @@
 """The micro-batches of a step on a tape: forward and backward of each, in the order of the pipeline's schedule.
 
-Sizes: P stages, S the stage counted from 0, V chunks of layers on each rank, M micro-batches of a step.
+How many are in flight is in `schedule`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import replace
 
 from trainledger.ledger.core.graph import Array, Gradients, Node, Port, component_of
-from trainledger.ledger.core.sizes import Sizes, between, is_one, smaller
+from trainledger.ledger.core.sizes import Sizes, is_one, sizes_of
 from trainledger.ledger.core.tape import Tape
 from trainledger.ledger.entry import COMMUNICATION, Group, Int
 from trainledger.ledger.model.forward import forward
 from trainledger.ledger.ops import operations as op
 from trainledger.ledger.ops.adapters import adapters_off, frozen_nbytes
 from trainledger.ledger.ops.linear import cast_weights, copies_nbytes
-from trainledger.ledger.ops.objective import desirability, distance, odds_ratio, preference, ranking
+from trainledger.ledger.ops.objective import (
+    desirability,
+    distance,
+    distillation,
+    odds_ratio,
+    preference,
+    ranking,
+    softened,
+)
 from trainledger.ledger.optimizers.states import empty_buffers, set_formats
 from trainledger.ledger.parallel.expert import finish_gradients
 from trainledger.ledger.parallel.fully_sharded import FullySharded
 from trainledger.ledger.parallel.rank_plan import ChunkPlan, RankPlan
 from trainledger.ledger.parallel.reduction import scatter_gradients, sum_over_replicas, sum_partial_gradients
+from trainledger.ledger.parallel.schedule import in_flight_by_chunk
 from trainledger.ledger.parallel.tensor import tensor_group
 from trainledger.spec.dtypes import nbytes_in
-from trainledger.spec.layout import Layout, overlaps
-
-
-def in_flight(layout: Layout, stage: int, micro_batches: Int) -> Int:
-    """Forwards of a chunk that a stage has run before its first backward is over, that one's included.
-
-    Each counts as much as before its backward; what waits in a zero-bubble pipeline keeps more in torch 2.13.
-
-    >>> [in_flight(Layout(pipeline=4), stage, 8) for stage in range(4)]
-    [4, 3, 2, 1]
-    >>> [in_flight(Layout(pipeline=4, schedule="interleaved", virtual_stages=2), stage, 8) for stage in range(4)]
-    [11, 9, 7, 5]
-    """
-    stages = layout.pipeline
-    if stages == 1:
-        return 1
-    if layout.schedule == "gpipe":
-        # All M (Huang et al. 2019, GPipe).
-        return micro_batches
-    if layout.schedule == "interleaved":
-        # 2 (P - S - 1) + (V - 1) P + 1 chunks, as Megatron-LM's schedules.py has it (num_warmup_microbatches, and the
-        # one that runs); one more where forwards run together with backwards (overlap has "experts").
-        chunks = layout.virtual_stages
-        ahead = 2 * (stages - stage - 1) + (chunks - 1) * stages + overlaps(layout, "experts")
-        return smaller(ahead + 1, micro_batches * chunks)
-    # 1f1b: P - S (Narayanan et al. 2019, PipeDream-Flush). zero-bubble, as ZB-H1: P on every stage, since the weights'
-    # part of a backward waits there (Qi et al. 2023, section 3). In torch 2.13 the first part frees nothing and leaves
-    # gradients for the second (tests/engine/train/test_pipeline_witness.py measures what that keeps).
-    return smaller(stages if layout.schedule == "zero-bubble" else stages - stage, micro_batches)
-
-
-def in_flight_by_chunk(layout: Layout, stage: int, micro_batches: Int) -> tuple[Int, ...]:
-    """The same with the chunk: forwards take P micro-batches of one chunk, then P of the next.
-
-    >>> in_flight_by_chunk(Layout(pipeline=4, schedule="interleaved", virtual_stages=2), 0, 8)
-    (7, 4)
-    """
-    total, stages, chunks = in_flight(layout, stage, micro_batches), layout.pipeline, layout.virtual_stages
-    rounds, rest = total // (stages * chunks), total % (stages * chunks)
-    return tuple(rounds * stages + between(rest - chunk * stages, 0, stages) for chunk in range(chunks))
-
-
-def rounds_of(layout: Layout, stage: int, micro_batches: Int) -> dict[str, Int]:
-    """How often each loop over micro-batches runs (`run_micro_batches` has them)."""
-    *earlier, last = in_flight_by_chunk(layout, stage, micro_batches)
-    rounds = {"in flight": last - 1, "micro-batches": micro_batches - last}
-    for index, count in enumerate(earlier):
-        rounds |= {f"in flight {index}": count, f"micro-batches {index}": micro_batches - count}
-    return rounds
+from trainledger.spec.objective import Distillation
 
 
 class Work:
@@ -90,8 +52,11 @@ class Work:
         self._hold_gradients(sharded)
         self.sharded = FullySharded(tape, rank, self.leaves) if sharded else None
         self.reference = None
-        if plan.reference is not None:
-            self.reference = Work(tape, rank, sizes, ChunkPlan(plan.chunk, plan.reference))
+        beside = rank.run.reference
+        if plan.reference is not None and beside is not None:
+            sized = sizes_of(beside, tape.backend)
+            with tape.computing_in(beside.recipe.precision):
+                self.reference = Work(tape, replace(rank, run=beside), sized, ChunkPlan(plan.chunk, plan.reference))
             if self.reference.sharded is not None:
                 self.reference.sharded.reshards = True  # no backward comes that would read the whole again
 
@@ -190,9 +155,11 @@ class Work:
             received = None if self.chunk.begins else self._receive()
             value = forward(tape, self.sizes, self.leaves, ids, run.recipe, received)
             del received
-            if run.recipe.objective.answers:
+            if run.recipe.objective.kind != "next-token":
+                beside.append(value)
+                del value  # logits, which are freed within
                 with tape.at("loss"):
-                    value = self._compared(value, beside)
+                    value = self._compared(beside)
             beside.clear()
             if not self.chunk.ends:
                 self._send(value)
@@ -204,12 +171,16 @@ class Work:
         return value
 
     def _beside(self, ids: Array) -> list[Array]:
-        """What an objective compares with, taken without a graph: losses of a micro-batch's sequences under the
-        reference, and the distance from it of mismatched ones."""
+        """What an objective compares with, taken without a graph: a teacher's log-probabilities, or the losses of a
+        micro-batch's sequences under the reference and the distance from it of mismatched ones."""
         objective, tape = self.rank.run.recipe.objective, self.tape
         if objective.reference is None:
             return []
-        losses = [self._reference_losses(ids) for _ in range(1 + objective.mismatched)]
+        if isinstance(objective, Distillation):
+            logits = [self._of_reference(ids)]
+            with tape.at("loss"):
+                return [softened(tape, logits.pop(), objective, upcast=self.rank.run.recipe.loss.upcast)]
+        losses = [self._of_reference(ids) for _ in range(1 + objective.mismatched)]
         if objective.mismatched:
             with tape.without_graph(), self._sharding():
                 if self.sharded is not None:
@@ -219,26 +190,33 @@ class Work:
                 losses.append(distance(tape, losses.pop(), own.pop()))
         return losses
 
-    def _compared(self, losses: Array, beside: list[Array]) -> Array:
-        """The loss of preferences from those of sequences."""
+    def _compared(self, beside: list[Array]) -> Array:
+        """The loss of preferences from those of sequences, or of distillation from logits, the last in the list."""
         objective, targets = self.rank.run.recipe.objective, Array(self.sizes.rows, "int64", None)
+        if isinstance(objective, Distillation):
+            return distillation(self.tape, beside, targets, objective, upcast=self.rank.run.recipe.loss.upcast)
+        losses = beside.pop()
         if objective.kind == "reward":
             return ranking(self.tape, losses, targets, self.sizes.B, self.sizes.T)
         if objective.reference is None:
             return odds_ratio(self.tape, losses, targets)
         return (desirability if objective.mismatched else preference)(self.tape, losses, *beside)
 
-    def _reference_losses(self, ids: Array) -> Array:
-        """The losses of a micro-batch's sequences under the frozen reference."""
-        tape, recipe, beside = self.tape, self.rank.run.recipe, self.reference
-        if recipe.objective.reference == "precomputed":
+    def _of_reference(self, ids: Array) -> Array:
+        """The losses of a micro-batch's sequences under the frozen reference, or its logits of a teacher."""
+        tape, beside = self.tape, self.reference
+        if self.rank.run.recipe.objective.reference == "precomputed":
             return Array(self.sizes.B, "fp32", None)
         model, within = (self, "") if beside is None else (beside, "reference")
-        with tape.without_graph(), model._sharding(), adapters_off(model.leaves):
+        recipe = model.rank.run.recipe
+        without_graph = (tape.without_graph(), tape.computing_in(recipe.precision), model._sharding())
+        with ExitStack() as stack, adapters_off(model.leaves):
+            for context in without_graph:
+                stack.enter_context(context)
             if model.sharded is not None:
                 with tape.at(within):
                     model.sharded.begins()
-            losses = forward(tape, self.sizes, model.leaves, ids, recipe, within=within)
+            losses = forward(tape, model.sizes, model.leaves, ids, recipe, within=within)
         if beside is not None and beside.sharded is not None:
             beside.sharded.ends()
         return losses

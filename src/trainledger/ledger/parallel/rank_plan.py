@@ -19,7 +19,6 @@ from trainledger.spec.frozen import frozen
 from trainledger.spec.layers import LayerRun, layer_runs, layers_between
 from trainledger.spec.layout import Layout
 from trainledger.spec.run import Run
-from trainledger.spec.savings import KeepAll
 
 
 @frozen
@@ -279,11 +278,10 @@ def _leaves(local: Run, part: Part) -> ModelLeaves:
 
 
 def _reference(local: Run, chunk: Chunk, apart: int) -> ModelLeaves | None:
-    """The parameters of a frozen reference, where it is a second model; one with adapters is its own."""
-    recipe = local.recipe
-    if recipe.objective.reference != "device" or recipe.lora is not None:
+    """The parameters of the frozen model beside this one (`Run.reference`), which no pipeline cuts."""
+    plain = local.reference
+    if plain is None:
         return None
-    plain = replace(local, recipe=replace(recipe, activation_checkpointing=KeepAll()))
     (part,) = _parts(plain, (chunk,))
     leaves = _leaves(plain, replace(part, runs=standing_apart(part.runs, apart)) if apart else part)
     for leaf in leaves.every():

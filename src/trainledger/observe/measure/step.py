@@ -153,8 +153,8 @@ def rehearse_really(run: Run, device: str = "cpu") -> Ledger:
 
 def _build(run: Run) -> tuple[nn.Module, torch.optim.Optimizer]:
     model = build_model(run.model, run.recipe)
-    if run.recipe.objective.reference == "device" and run.recipe.lora is None:
-        add_reference(model, run)
+    if (beside := run.reference) is not None:
+        add_reference(model, beside)
     return model, build_optimizer(model, run.recipe)
 
 

@@ -40,7 +40,7 @@ def adapter_problems(run: Run) -> Iterator[Problem]:
     if lora.whole and spec.tie_embeddings:
         rule = "names one of two tied matrices, which PEFT would train apart: adapters alone are accounted for"
         yield Problem("recipe.lora.whole", list(lora.whole), rule, "none")
-    if lora.whole and run.recipe.objective.reference is not None:
+    if lora.whole and run.recipe.objective.answers and run.recipe.objective.reference is not None:
         rule = "would change the reference, which is the model with adapters off (recipe.objective)"
         yield Problem("recipe.lora.whole", list(lora.whole), rule, "none")
     layout, precision = run.layout, run.recipe.precision

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from math import gcd
 
 from trainledger.spec.model import OF_LOGITS
+from trainledger.spec.objective import NextToken
 from trainledger.spec.optimizers import STEPS_OF_OWN_SIZE
 from trainledger.spec.precision import TILE
 from trainledger.spec.problem import Problem, nearest_text
@@ -188,17 +190,19 @@ def _experts(run: Run) -> Iterator[Problem]:
 
 
 def _preferences(run: Run) -> Iterator[Problem]:
-    """Contradictions between pairs of sequences with a reference, and the model, recipe and layout of a run."""
+    """Contradictions between an objective with pairs or a second model, and the model, recipe and layout of a run."""
     recipe, layout, rows = run.recipe, run.layout, run.device_batch
     yield from _scores(run)
-    if not recipe.objective.answers:
+    yield from _teacher(run)
+    if recipe.objective.kind == "next-token":
         return
-    if isinstance(rows, int) and rows % recipe.objective.answers:
+    if isinstance(rows, int) and recipe.objective.answers and rows % recipe.objective.answers:
         field = "micro_batch" if recipe.micro_batch is not None else "global_batch"
         rule = f"a micro-batch of {rows} is not of pairs, a chosen and a rejected sequence each (recipe.objective)"
         yield Problem(f"recipe.{field}", getattr(recipe, field), rule, getattr(recipe, field) + layout.data_ranks)
-    yet, precision = "is not accounted for with preferences (recipe.objective)", recipe.precision
-    losses = ("full",) if run.model.scores else ("full", "chunked")
+    what = "preferences" if recipe.objective.answers else "distillation"
+    yet, precision = f"is not accounted for with {what} (recipe.objective)", recipe.precision
+    losses = ("full",) if recipe.objective.kind in ("reward", "distillation") else ("full", "chunked")
     axes = () if layout.auto else ("tensor", "context", "pipeline", "expert")
     spread = f"{yet}, which layout.replicate and layout.shard spread"
     refused = (
@@ -214,6 +218,37 @@ def _preferences(run: Run) -> Iterator[Problem]:
         *((f"layout.{axis}", getattr(layout, axis) != 1 and getattr(layout, axis), spread, 1) for axis in axes),
     )
     yield from (Problem(*refusal) for refusal in refused if refusal[1])
+
+
+def _teacher(run: Run) -> Iterator[Problem]:
+    """What a teacher must be beside its student, and as a model of a run."""
+    spec, objective, beside = run.teacher, run.recipe.objective, run.reference
+    distils = objective.kind == "distillation"
+    if spec is None:
+        if distils:
+            rule = "is missing: the frozen model whose logits are learned, by a name of the catalog or its fields"
+            yield Problem("teacher", None, rule, "teacher.preset=NAME")
+        return
+    if not distils or beside is None:
+        yield Problem("recipe.objective", objective.kind, "has no teacher, and [teacher] names one", "distillation")
+        return
+    if spec.head_rows != run.model.head_rows:
+        rule = f"must be that of the student, with whose {run.model.head_rows:,} logits of a token its own are compared"
+        more = spec.head_rows - run.model.head_rows
+        alike = 0 < more < run.model.head_rows // 100  # one tokenizer, and rows that pad it
+        nearest = f"model.vocab_size = {spec.vocab_size}" if alike else "a teacher with the student's tokenizer"
+        yield Problem("teacher.vocab_size", spec.vocab_size, rule, nearest)
+    known = {str(problem) for problem in run_problems(replace(run, teacher=None, recipe=_next_token(run.recipe)))}
+    for problem in run_problems(replace(beside, teacher=None, recipe=_next_token(beside.recipe))):
+        if str(problem) not in known:
+            section, _, field = problem.field.partition(".")
+            of_teacher = section == "model" or field == "seq_len"
+            rule = problem.rule.replace("model.", "teacher.") + ("" if of_teacher else " (of the teacher)")
+            yield replace(problem, field=f"teacher.{field}" if section == "model" else problem.field, rule=rule)
+
+
+def _next_token(recipe: Recipe) -> Recipe:
+    return replace(recipe, objective=NextToken())
 
 
 def _scores(run: Run) -> Iterator[Problem]:

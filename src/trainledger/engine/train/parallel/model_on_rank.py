@@ -238,7 +238,8 @@ def model_on_rank(
 
 
 def reference_on_rank(run: Run, model: Transformer, mesh: DeviceMesh, device: torch.device) -> Transformer:
-    """Put a frozen reference beside this rank's part of a model, divided as that is, with the values of a new run."""
+    """Put the frozen model of a reference's run beside this rank's part of a model, divided as that is, with the values
+    of a new run."""
     sharded = run.layout.shard_ranks > 1 and run.layout.zero == 3
     with device, _parameters_on_meta():
         reference = add_reference(model, run, sharded=sharded)

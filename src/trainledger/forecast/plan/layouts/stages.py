@@ -12,8 +12,8 @@ from functools import cache
 from typing import Any
 
 from trainledger.forecast.plan.layouts.grid import UNSHARDED, ZERO_MODES, Stages, runs_of
-from trainledger.ledger.parallel.micro_batches import in_flight_by_chunk
 from trainledger.ledger.parallel.rank_plan import chunks_of, rank_plan
+from trainledger.ledger.parallel.schedule import in_flight_by_chunk
 from trainledger.ledger.ranks import static_memory
 from trainledger.spec.frozen import frozen
 from trainledger.spec.layout import Layout
