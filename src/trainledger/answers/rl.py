@@ -39,7 +39,9 @@ def why_too_large(answer: PostTraining) -> Problem | None:
         return None
     rule = f"does not fit: {answer.peak.name} needs {format_nbytes(answer.peak.nbytes)} of a device"
     ways = [f"--utilization {answer.fitting_utilization:g}"] if answer.fitting_utilization else []
-    ways += [f"--count {answer.fewest_devices}"] if answer.fewest_devices else []
+    if devices := answer.fewest_devices:
+        few = devices > answer.rollout.sequences  # each trains one
+        ways += [f"--count {devices}" + f" --prompts {ceil_div(devices, answer.rollout.group)}" * few]
     rule += "" if ways else "; adapters (recipe.lora.rank=16), sharding (layout.shard) or more devices need less"
     return Problem("memory", None, rule, " or ".join(ways) or None)
 

@@ -168,7 +168,7 @@ def test_sizes_that_are_refused() -> None:
         tl.rl("gpt2", **SMALL, longest=768)
     with pytest.raises(InvalidInput, match=r"utilization = 0.01: leaves an engine no room"):
         tl.rl("qwen2.5-1.5b", **SMALL, utilization=0.01)
-    with pytest.raises(InvalidInput, match=r"engine_tensor = 2: of an engine, which needs them .* a choice of keys"):
+    with pytest.raises(InvalidInput, match=r"utilization = 0.3: .* at most 1 tensor rank, as a choice of keys"):
         tl.rl("glm-5", device="h200-sxm", count=64)
     with pytest.raises(InvalidInput, match="trainledger rl"):
         tl.plan("qwen2.5-1.5b", {"method": "grpo", "cluster.device": "h100-sxm"})
@@ -182,3 +182,29 @@ def test_published_steps_are_within_thirty_percent_in_the_median() -> None:
     assert len(errors) == 11
     assert median(map(abs, errors)) <= 0.30
     assert max(map(abs, errors)) <= 0.5
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize(
+    ("model", "count"),
+    [("gemma-4-26b-a4b", 8), ("gemma-4-26b-a4b", 1), ("llama-3-70b", 1), ("qwen3-8b", 1), ("falcon-7b", 1)],
+)
+def test_what_rl_proposes_works(model: str, count: int) -> None:
+    """Where no engine has room the proposal is taken; where a step does not fit it does with the proposal."""
+    asked: dict[str, Any] = {"count": count}
+    refused = {None: ["utilization", "memory", None], "utilization": ["memory", None], "memory": [None]}
+    field: str | None = None
+    while True:
+        try:
+            problem = why_too_large(tl.rl(model, device="h100-sxm", **asked))
+        except InvalidInput as error:
+            (problem,) = error.problems
+        now = None if problem is None else problem.field
+        assert now in refused[field], (asked, problem)
+        if problem is None:
+            return
+        assert problem.nearest is not None
+        way = str(problem.nearest).split(" or ")[-1]
+        words = way.split() if "--" in way else [problem.field, way]
+        asked |= {name.strip("-"): float(text) for name, text in zip(words[::2], words[1::2], strict=True)}
+        field = now

@@ -9,6 +9,7 @@ is an account that exists elsewhere: a served model, forwards without a graph, a
 from __future__ import annotations
 
 from dataclasses import replace
+from math import ceil
 
 from trainledger.forecast.plan.serving import Inference, inference
 from trainledger.forecast.predict.collective import collective_seconds, placement
@@ -28,10 +29,11 @@ from trainledger.spec.layout import Layout
 from trainledger.spec.problem import InvalidInput, Problem
 from trainledger.spec.run import Run
 from trainledger.spec.serving import Serving
-from trainledger.spec.units import ceil_div
+from trainledger.spec.units import ceil_div, counted
 
 _AROUND = "CUDA context and libraries"
 _PROFILED = 8192  # tokens of the forward that vLLM profiles, its default max_num_batched_tokens
+_MOST_TENSOR = 64  # ranks of an engine
 ENGINE_FORMAT = "bf16"  # of the engine's weights, and of those of a frozen reference
 
 
@@ -252,22 +254,47 @@ def _engine(run: Run, rollout: Rollout, machine: Device, room: int, backend: str
     They are what weights and the activations of a forward leave of the engine's share: vLLM runs that forward first,
     on an accelerator (`determine_available_memory` of its gpu_worker.py).
     """
-    one = rollout.prompt + rollout.completion
-    available, tensor = rollout.devices or run.layout.devices, rollout.tensor or 1
-    while tensor <= available:
-        engine = _served(run, rollout, machine, tensor, 1, backend)
+    one, available = rollout.prompt + rollout.completion, rollout.devices or run.layout.devices
+    sizes = [rollout.tensor] if rollout.tensor else [2**power for power in range(_MOST_TENSOR.bit_length())]
+    least, refused = dict[int, int](), None  # bytes of an engine's share by its ranks; why it may not have more of them
+    for tensor in sizes:
+        try:
+            engine = _served(run, rollout, machine, tensor, 1, backend)
+        except InvalidInput as error:
+            refused = error
+            break
         reading = Serving(phase="prefill", batch=max(1, _PROFILED // rollout.prompt), context=rollout.prompt)
-        cache = room - engine.weights.nbytes
+        held = engine.weights.nbytes
         if backend != "cpu":
             read = inference(engine.run, reading, machine, backend=backend, table=False)
-            cache = room - (read.ledger.peak().nbytes - read.cache_nbytes)
-        if rollout.tensor or cache >= rollout.group * one * engine.token_nbytes:
-            if cache >= one * engine.token_nbytes:
-                return engine, cache
+            held = read.ledger.peak().nbytes - read.cache_nbytes
+        wanted = (1 if rollout.tensor else rollout.group) * one * engine.token_nbytes
+        if room - held >= wanted and tensor <= available:
+            return engine, room - held
+        least[tensor] = held + wanted
+        if tensor >= available and held + wanted <= room:
             break
-        tensor *= 2
+    if refused and rollout.tensor:
+        raise refused
+    raise _no_engine(rollout, machine, available, room, least, refused)
+
+
+def _no_engine(
+    rollout: Rollout, machine: Device, available: int, room: int, least: dict[int, int], refused: InvalidInput | None
+) -> InvalidInput:
+    """Why no engine is left room, with the share of a device or the devices that give it some."""
     rule = "leaves an engine no room for a group of answers besides its weights, on any number of the devices"
-    raise InvalidInput([Problem("utilization", rollout.utilization, rule, "a larger share, or more devices")])
+    if refused is not None:
+        why = refused.problems[0].rule.partition(": ")[2].partition("; ")[0]
+        rule += f"; it has at most {counted(max(least, default=0), 'tensor rank')}, as {why}"
+    capacity, outside = machine.capacity_nbytes or 0, int(rollout.utilization * (machine.capacity_nbytes or 0)) - room
+    fitting = [nbytes for tensor, nbytes in least.items() if tensor <= available]
+    # Whole twentieths; a fiftieth more for the communicators of further devices.
+    share = ceil(20 * ((min(fitting) + outside) / capacity + 0.02)) / 20 if fitting and capacity else 1.0
+    more = next((tensor for tensor, nbytes in least.items() if tensor > available and nbytes <= room), None)
+    ways = [f"{share:g}"] if share < 1 else []
+    ways += [f"--{'generation-devices' if rollout.devices else 'count'} {more}"] if more else []
+    return InvalidInput([Problem("utilization", rollout.utilization, rule, " or ".join(ways) or None)])
 
 
 def _served(run: Run, rollout: Rollout, machine: Device, tensor: int, batch: int, backend: str) -> Inference:
