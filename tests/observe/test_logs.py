@@ -267,17 +267,24 @@ def test_what_does_not_go_with_a_log(words, said, tmp_path, monkeypatch, capsys)
     assert said in " ".join(capsys.readouterr().err.split())
 
 
+@pytest.mark.parametrize("kind", ["losses", "alone", "bar", "json"])
 def test_a_trainer_that_prints_no_times_but_its_run_has_the_mean_step(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     lines = [str({"loss": 3 - at / 10, "learning_rate": 1e-5, "epoch": at / 10}) for at in range(9)]
+    if kind != "losses":
+        lines = ["100%|##########| 390/390 [1:06:40<00:00, 10.26s/it]"] if kind == "bar" else []
     end = {"train_runtime": 4000.0, "train_samples_per_second": 3.1, "train_steps_per_second": 0.098, "epoch": 1.0}
     file = tmp_path / "train.log"
-    file.write_text("\n".join([*lines, str(end)]) + "\n")
+    file.write_text("\n".join([*lines, json.dumps(end) if kind == "json" else str(end)]) + "\n")
     log = read_log(str(file))
     assert log.step_seconds is not None
-    assert log.step_seconds.median == pytest.approx(4000 / 392)
-    assert any("start-up, evaluation and checkpoints are in it" in doubt for doubt in log.doubts)
+    assert log.step_seconds.median == pytest.approx(4000 / (390 if kind == "bar" else 392))
+    assert any("checkpoints are in it" in doubt or "the mean of the run" in doubt for doubt in log.doubts)
+    file.write_text(str({"train_runtime": 4000.0}) + "\n")
+    with pytest.raises(InvalidInput, match="has no step of"):
+        read_log(str(file))
+    file.write_text("\n".join([*lines, json.dumps(end) if kind == "json" else str(end)]) + "\n")
     words = ["reconcile", "--log", str(file), "--run", "gpt2", "--device", "h100-sxm", "--count", "8", "--json"]
     assert main(words) == 0
     assert "10.2" in capsys.readouterr().out

@@ -109,8 +109,9 @@ def read_log(path: str) -> Log:
             name, lines = _read(file, facts)
     except OSError as error:
         raise _refused(path, f"cannot be read: {error.strerror or error}") from None
-    if name is None:
+    if name is None and not (facts["runtime"] and facts["steps_per_second"]):
         raise _refused(path, TABLE["unknown"])
+    name = name or "transformers"  # whose summary at the end is all there is
     return _log(path, _PROGRAMS[name], lines, facts)
 
 
@@ -124,6 +125,7 @@ def _read(file: io.BufferedReader, facts: Facts) -> tuple[str | None, list[Line]
     for text in _texts(file, facts):
         if "it" in text and (bars := _BAR.findall(text)):
             bar = bars[-1]
+            facts["bar"] = float(bar[1])
         if (program := _program_of(text, name)) is None:
             for fact, pattern, unit in _FACTS if _SOME_FACT.search(text) else ():
                 facts[fact] = max([facts[fact], *(_number(value) * unit for value in pattern.findall(text))])
@@ -231,8 +233,9 @@ def _log(path: str, table: Mapping[str, Any], lines: list[Line], facts: Facts) -
     if any(timed):
         facts["mean"] = facts["evaluation"] = 0
     elif facts["runtime"] and facts["steps_per_second"]:
-        last = max(round(facts["runtime"] * facts["steps_per_second"]), 1)
-        timed, facts["whole"] = [[Timed(1, last, facts["runtime"] / last)]], 1
+        counted, rounded = facts["runtime"] * facts["steps_per_second"], 0.0005 * facts["runtime"] + 1
+        last = round(facts["bar"] if abs(facts["bar"] - counted) < rounded else max(counted, 1))
+        timed, facts["whole"], facts["steps"] = [[Timed(1, last, facts["runtime"] / last)]], 1, last
     elif facts["seconds"]:
         timed = [[Timed(1, round(facts["steps"]), facts["seconds"])]]
     steady = [_steady(times) for times in timed]
@@ -354,7 +357,8 @@ def _summary(path: str, whole: Mapping[str, Any], facts: Facts) -> tuple[dict[st
     for kind, names in TABLE["summary"].items():
         facts[kind] = next((last[name] * unit for name, unit in names if name in last), 0)
     facts |= {} if listed else _of_config(path, whole.get("config"))
-    steps = facts["steps"] = max(last.get("global_step", 1), 1)
+    counted = round(last.get("train_runtime", 0) * last.get("train_steps_per_second", 0))
+    steps = facts["steps"] = max(last.get("global_step", counted), 1)
     facts["last_values"] = facts["seconds"] > 0
     if not facts["seconds"] and (runtime := last.get("train_runtime")):
         took = (entry.items() for entry in takewhile(lambda entry: "train_loss" not in entry, history[1:]))
