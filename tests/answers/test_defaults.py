@@ -74,15 +74,19 @@ def test_every_data_rank_and_every_stage_has_a_sequence(count: int, layout: dict
     [
         ("h100-sxm", 1, {}, "bf16-mixed"), ("h100-sxm", 8, {}, "bf16-sharded"),
         ("h100-sxm", 1, {"recipe.lora.rank": 8}, "bf16"), ("v100-sxm-32gb", 1, {}, "fp16-mixed"),
-        ("v100-sxm-32gb", 8, {}, "fp16-mixed"), ("t4", 1, {"recipe.lora.rank": 8}, "bf16"),
+        ("v100-sxm-32gb", 8, {}, "fp16-mixed"), ("t4", 1, {"recipe.lora.rank": 8}, "fp16-mixed"),
+        ("h100-sxm", 8, {"recipe.framework": "megatron-core"}, "bf16"),
     ],
 )  # fmt: skip
 def test_the_precision_is_one_that_the_device_has(device: str, count: int, more: dict[str, Any], kind: str) -> None:
     given = {"cluster.device": device, "cluster.count": count, **more}
     for purpose in ("plan", FIT):
-        assert run_of_model("llama-3.2-1b", given, purpose).recipe.precision.kind == kind
-    run = run_of_model("llama-3.2-1b", {**given, "recipe.precision": "fp32"})
-    assert run.recipe.precision.kind == "fp32"
+        precision = run_of_model("llama-3.2-1b", given, purpose).recipe.precision
+        assert precision.kind == kind
+        assert precision.master_weights is ("recipe.framework" in more)  # Megatron-LM's, where nothing is stated
+        assert (precision.gradient_dtype == "fp32") is precision.master_weights
+    precision = run_of_model("llama-3.2-1b", {**given, "recipe.precision": "fp32"}).recipe.precision
+    assert (precision.kind, precision.master_weights) == ("fp32", False)
     assert run_of_model("llama-3.2-1b", {"cluster.device": device}, SERVE).layout.alone
 
 

@@ -76,9 +76,9 @@ def run_of_model(named: str | ModelSpec, overrides: Overrides, purpose: str = PL
     small = purpose == FIT and not auto
     spread = purpose != SERVE and not small and (cluster.count > 1 or (auto and cluster.device != THIS_MACHINE))
     adapters = any(name.startswith("recipe.lora") for name in given)
-    precision = _precision(cluster, adapters, sharded=cluster.count > 1 if small else spread)
+    precision = _precision(cluster, given, adapters, sharded=cluster.count > 1 if small else spread)
     micro_batch = size_of(given.get("recipe.micro_batch"))
-    recipe: dict[str, Any] = {"seq_len": longest, "global_batch": micro_batch, "precision": precision}
+    recipe: dict[str, Any] = {"seq_len": longest, "global_batch": micro_batch, **precision}
     if "recipe.tokens" not in given:
         recipe["steps"] = 1
     if spread:  # which every layout can divide, until the batch is chosen
@@ -140,14 +140,21 @@ def _with_method(
     return [*(f"{name}={value}" for name, value in preset.items()), *rest], tuple(preset)
 
 
-def _precision(cluster: Cluster, adapters: bool, *, sharded: bool) -> str:
-    """bf16 autocast, or shards in bf16; fp16 autocast on a device without bf16; frozen weights are in bf16."""
-    if adapters:
-        return "bf16"
+def _precision(cluster: Cluster, given: Mapping[str, Any], adapters: bool, *, sharded: bool) -> dict[str, Any]:
+    """bf16 autocast, or shards in bf16; of a device without bf16 fp16 autocast; frozen weights are in bf16.
+
+    Megatron-LM has bf16 weights with a copy in fp32, gradients in fp32 (its arguments.py, which sets their dtype
+    with --bf16); a precision that is given is kept.
+    """
     peaks = {} if cluster.device == THIS_MACHINE else catalog.device(cluster.device).peak_flops_per_second
     if "bf16" not in peaks and "fp16" in peaks:
-        return "fp16-mixed"
-    return "bf16-sharded" if sharded else "bf16-mixed"
+        return {"precision": "fp16-mixed"}
+    if adapters:
+        return {"precision": "bf16"}
+    stated = any(name.startswith("recipe.precision") for name in given)
+    if not stated and str(given.get("recipe.framework", "")).startswith("megatron"):
+        return {"precision": "bf16", "precision.master_weights": True, "precision.gradient_dtype": "fp32"}
+    return {"precision": "bf16-sharded" if sharded else "bf16-mixed"}
 
 
 def _section(name: str, overrides: Overrides) -> Any:

@@ -172,7 +172,8 @@ def peak_rate(machine: Machine, dtype: str) -> float:
     rate = peaks.get(dtype, peaks.get(SHEET_NAMES.get(dtype, dtype)))
     if rate is None:
         known = ", ".join(sorted(machine.peak_flops_per_second)) or "nothing"
-        raise NoRate(f"{machine.title} has no peak for {dtype or 'an unnamed dtype'} on record (it has {known})")
+        other = "; trainers take fp16 there: recipe.precision = fp16-mixed" * (dtype == "bf16" and "fp16" in peaks)
+        raise NoRate(f"{machine.title} has no peak for {dtype or 'an unnamed dtype'} on record (it has {known}){other}")
     return rate
 
 
