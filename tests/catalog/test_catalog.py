@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from trainledger import catalog
+from trainledger.answers.catalog import of_one
 from trainledger.answers.load import model
 from trainledger.ledger.model.parameters import SCORES, forward_flops, parameters
 from trainledger.spec.parts import field_at
@@ -480,3 +481,11 @@ def test_a_device_as_people_and_drivers_write_it(written, meant):
             catalog.device(written)
     else:
         assert catalog.device(written).name == meant
+
+
+@pytest.mark.parametrize("name", ["h100-sxm", "t4"])
+def test_each_size_of_a_device_says_what_it_is(name):
+    device, text = catalog.device(name), " ".join(str(of_one(name)).split())
+    assert f"{device.memory_nbytes} (by the data sheet, whose GB may be GiB)" in text
+    assert f"{device.usable_nbytes} (the total that PyTorch reports" in text
+    assert abs(device.usable_nbytes / device.memory_nbytes - 1) < 0.1

@@ -8,6 +8,7 @@ import pytest
 
 from trainledger.answers.load import load
 from trainledger.answers.pages.agreement import Row, agree, compare, difference, split, table_of
+from trainledger.answers.pages.traced import split as traced_split
 from trainledger.cli import main
 from trainledger.ledger.ledger import read_ledger
 from trainledger.ledger.step import account
@@ -250,3 +251,15 @@ def test_what_the_code_warns_of_stands_behind_the_result_once(tmp_path, monkeypa
     first, *others = capsys.readouterr().err.strip().splitlines()
     assert first == "UserWarning in warning_model.py:17: about to give up"
     assert "ValueError: no" in " ".join(others)
+
+
+@pytest.mark.parametrize("by", ["kind", "path"])
+def test_rows_that_a_table_leaves_out_are_added_up_in_its_last(run_file: str, by: str) -> None:
+    ledger = account(load(run_file))
+    whole, cut = traced_split(ledger, by, top=10**6), traced_split(ledger, by, top=2)
+    assert len(cut.rows) == 3
+    assert cut.rows[:2] == whole.rows[:2]
+    assert cut.rows[2][0] == f"{len(whole.rows) - 2} more"
+    sums = [ledger.flops, *(ledger.total(name) for name in ("read", "written")), ledger.kept_nbytes]
+    for table in (whole, cut):
+        assert [sum(column) for column in list(zip(*table.rows, strict=True))[1:]] == sums  # type: ignore[arg-type]
