@@ -8,7 +8,10 @@ from pathlib import Path
 import pytest
 
 import trainledger as tl
+from trainledger.answers.load import resolve
 from trainledger.cli import main
+from trainledger.forecast.plan.changes import RESULT, changes
+from trainledger.spec.run_text import changed
 
 CASES = {
     "fits": ("gpt2", "t4", 1, {}),
@@ -37,6 +40,51 @@ def test_the_nearest_change_of_what_does_not_fit_fits(case: str) -> None:
     given = [f"{field}={value}" for field, value in overrides.items()]
     devices = [f"cluster.device={device}", f"cluster.count={count}"]
     assert tl.fits(name, overrides=[*devices, *given, *answer.nearest])
+
+
+ONE_LIST: dict[str, tuple[str, str, dict[str, object]]] = {
+    "a run": ("[model]\npreset = 'llama-3.2-1b'\n[recipe]\nseq_len = 8192\nglobal_batch = 32\nmicro_batch = 8\n"
+              "steps = 9\nprecision = 'bf16-mixed'\n[cluster]\ndevice = 'a100-sxm-40gb'\n", "run.toml", {}),
+    "alone": ("[model]\npreset = 'gpt2'\n[recipe]\nseq_len = 1024\nglobal_batch = 64\nsteps = 9\n"
+              "precision = 'bf16-mixed'\n[cluster]\ndevice = 'l4'\n", "run.toml", {}),
+    "sharded": ("[model]\npreset = 'qwen3-0.6b'\n[recipe]\nseq_len = 4096\nglobal_batch = 32\nmicro_batch = 4\n"
+                "steps = 9\nprecision = 'bf16-sharded'\n[layout]\nshard = 2\n[cluster]\ndevice = 'l4'\ncount = 2\n",
+                "run.toml", {}),
+    "a trainer's": ("base_model: Qwen/Qwen3-0.6B\nsequence_len: 8192\nmicro_batch_size: 8\nbf16: true\n"
+                    "gradient_checkpointing: false\nlearning_rate: 0.0002\n", "axolotl.yml",
+                    {"cluster.device": "rtx-4090"}),
+}  # fmt: skip
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("case", ONE_LIST)
+def test_verbs_recommend_one_change_the_quickest_that_fits_with_80_percent(case: str, tmp_path: Path) -> None:
+    text, name, sets = ONE_LIST[case]
+    (tmp_path / name).write_text(text)
+    named = str(tmp_path / name)
+    fits, advice, fit = tl.fits(named, overrides=sets), tl.advise(named, sets), tl.fit(named, sets, of=["memory"])
+    assert advice.nearest is not None
+    assert fit.nearest is not None
+    assert fits.nearest == advice.nearest.sets == fit.nearest.sets
+    assert fits.change == advice.nearest.change == fit.nearest.change
+    edits = [None if words is None else words.edits for words in (fits.words, advice.words, fit.words)]
+    assert edits[0] == edits[1] == edits[2]
+    assert (edits[0] is None) is (name == "run.toml")
+    run = resolve(named, sets)
+    changed_run = resolve(run, fits.nearest)
+    after = tl.predict(changed_run)
+    assert after.chance_of_fitting is not None
+    assert after.chance_of_fitting >= 0.8
+    if name != "run.toml":
+        return
+    for change in changes(run, short=True):  # alone; several together may only be quicker
+        try:
+            other = changed(run, dict(change.fields))
+        except tl.InvalidInput:
+            continue
+        single = tl.predict(other)
+        if change.effect != RESULT and change.timed and single.fits and single.as_likely_as(0.8):
+            assert (after.step_seconds or 0) <= (single.step_seconds or 0), change
 
 
 def test_what_fits_by_the_count_alone_is_called_fitting_only_at_the_chance_that_is_asked_for() -> None:

@@ -110,7 +110,7 @@ def test_fit_of_a_model_in_80_columns(capsys):
         out.split()
     )
     assert "too much: " in out
-    assert "+ loss in chunks: --set recipe.activation_checkpointing=full --set" in out
+    assert "+ loss chunked: --set recipe.activation_checkpointing=full --set" in out
     assert "Models are scaled from gpt2: heads of 64" in out
     assert narrow(out)
 

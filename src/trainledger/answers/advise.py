@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import count as numbers
-from time import monotonic
+from time import process_time
 from typing import Annotated, Any, Unpack
 
 from trainledger.answers import defaults
 from trainledger.answers.fast_precision import precision_notes
+from trainledger.answers.fits import LIMIT, advices, nearest_items, nearest_of, trials_of
+from trainledger.answers.layout import with_layout
 from trainledger.answers.load import Source, resolve
-from trainledger.answers.machine import kernels_of, machine_of
 from trainledger.answers.pages.heading import found_layout_section, of_run
 from trainledger.answers.pages.interval import chance, fits
 from trainledger.answers.pages.measured_step import (
@@ -28,19 +28,20 @@ from trainledger.answers.pages.plain_data import plain, run_data
 from trainledger.answers.plan import impossible, on_one
 from trainledger.answers.question import Progress, choice, count, question, seconds, share, silent, text
 from trainledger.answers.source import OfCluster, with_cluster
-from trainledger.answers.write_back import To, Words, in_words, unwritten, words_data, words_section
+from trainledger.answers.write_back import To, in_words, unwritten, words_data, words_section
 from trainledger.forecast.plan.advise import GOALS, Advice, Advised, before_and_after
-from trainledger.forecast.plan.advise import advise as advice_on
 from trainledger.forecast.plan.changes import EFFECTS, RESULT, ROUNDING, SAME
 from trainledger.forecast.predict.forecast import Forecast
+from trainledger.forecast.predict.interval import LIKELY
 from trainledger.report.chart import AXIS, COLOURS, Axis, Chart, Line, Mark, usable_memory
 from trainledger.report.document import Document, Item, Items, Section, details, notes, section, sections
 from trainledger.report.table import commands, sentence
 from trainledger.spec.reading import Overrides
 from trainledger.spec.run_text import found_layout, pasted_overrides
-from trainledger.spec.units import GIGA, format_nbytes, format_percent, format_seconds
+from trainledger.spec.units import GIGA, counted, format_nbytes, format_percent, format_seconds
 
 _SHORT = 3  # changes in the short answer
+NOT_TRIED = "Not tried"
 _COLOUR_OF = {SAME: COLOURS[0], ROUNDING: COLOURS[2], RESULT: COLOURS[5]}
 
 
@@ -52,6 +53,12 @@ def advise(
     goal: Annotated[str | None, choice("absent = memory where the run does not fit, else time", GOALS)] = None,
     together: Annotated[int, count("how many changes to combine at most", least=0, most=10)] = 3,
     any_result: Annotated[bool, text("combine also changes of what is trained")] = False,
+    limit_seconds: Annotated[
+        float,
+        seconds(
+            "the most CPU time for trying changes, those that keep the result first", flag="--limit", metavar="TIME"
+        ),
+    ] = LIMIT,
     write: To = None,
     mfu: Annotated[float | None, share("the MFU that was measured, such as 22%")] = None,
     step_seconds: Annotated[float | None, seconds("the time of a step that was measured, such as 12s")] = None,
@@ -62,39 +69,43 @@ def advise(
 
     Where the length of the run is not given, the time is that of a step.
 
-    Every change is made and predicted. Each comes with its --set line to paste, and says whether it changes what is
-    trained. With --mfu or --step-seconds the measured step stands beside the predicted one: what explains it, and how
+    Every change is made and predicted within --limit; Ctrl-C ends that early, with exit code 130. Each comes with its
+    --set line to paste, and says whether it changes what is trained. With --mfu or --step-seconds the measured step stands beside the predicted one: what explains it, and how
     much nothing does. RUN is a run file, a model of the catalog or a Hugging Face config.json; of a file of another
     trainer the best changes that it has words for are said in these, and --write makes a copy with them.
 
     Raises `InvalidInput`. `trainledger.forecast.plan.advise` has the method.
     """
-    run = resolve(run, with_cluster(overrides, **cluster), progress=progress)
-    began, tried = monotonic(), numbers(1)
-
-    def say(what: str) -> None:
-        progress(f"{next(tried):,} changes tried in {format_seconds(monotonic() - began)}: {what}", 0, 0)
-
-    ask = partial(
-        advice_on,
-        run,
-        machine_of(run),
-        backend=kernels_of(run),
-        goal=goal,
-        together=together,
-        any_result=any_result,
-        one_step=defaults.is_one_step(run),
-        say=say,
+    began, source, sets = process_time(), run, with_cluster(overrides, **cluster)
+    run = resolve(source, sets, search=False)
+    if run.layout.auto:
+        run = with_layout(run, written=run.origin.explicit, limit_seconds=limit_seconds / 4, progress=progress)
+    trials = trials_of(run, began + limit_seconds, progress)
+    asked = advices(
+        run, trials, goal=goal, together=together, any_result=any_result, one_step=defaults.is_one_step(run)
     )
-    advice, words = ask(), Words.of(run)
+    *said, advice = asked
     measured = seconds_of(advice.forecast, mfu, step_seconds)
-    said = None if words is None else ask(only=words.says)
-    found = [] if said is None else [*(last.run for last in said.together[-1:]), *(one.run for one in said.alone[:1])]
-    rewritten = in_words(run, found or [one.run for one in advice.alone[:1]], write)
-    advice = replace(advice, notes=precision_notes(run), words=rewritten, measured_seconds=measured)
+    if advice.forecast.likely_fits is False or advice.forecast.impossible:
+        advice = replace(advice, nearest=nearest_of(run, (*said, advice), LIKELY, source, sets))
+    best = [] if advice.nearest is None or advice.nearest.run is None else [advice.nearest.run]
+    for words in said:
+        best += [*(last.run for last in words.together[-1:]), *(one.run for one in words.alone[:1])]
+    rewritten = in_words(run, best or [one.run for one in advice.alone[:1]], write)
+    notes = (*precision_notes(run), *_left(advice, limit_seconds))
+    advice = replace(advice, notes=notes, words=rewritten, measured_seconds=measured)
     if measured is None or measured_step(advice.forecast, measured).row.place != "above":
         return advice
     return replace(advice, hypotheses=hypotheses(run, measured))
+
+
+def _left(advice: Advice, limit_seconds: float) -> Iterator[str]:
+    """What was not tried, and how to try it."""
+    if advice.left:
+        why = "before Ctrl-C" if advice.interrupted else f"within {format_seconds(limit_seconds)} of CPU time"
+        first, more = advice.left[:_SHORT], len(advice.left) - _SHORT
+        names = "; ".join(first) + (f"; {more:,} more" if more > 0 else "")
+        yield f"{NOT_TRIED} {why} ({counted(advice.tried, 'change')} were): {names}. --limit 10min tries more."
 
 
 def page(advice: Advice) -> Document:
@@ -118,9 +129,11 @@ def page(advice: Advice) -> Document:
             explained(measured, advice.run.origin.source or "RUN") if measured else None,
             slower(_SHORT - bool(found_layout(advice.run))) if slower else None,
             (*bottleneck, f"Ranked by gain in {advice.goal}.") if not measured else None,
+            _nearest(advice, shown),
             _ranked(advice, alone if same else result, shown),
             _all_together(advice, listed) if not measured else None,
             words_section(advice.words),
+            next((note for note in advice.notes if note.startswith(NOT_TRIED)), None),
             found_layout_section(advice.run),
             replace(slower(len(advice.hypotheses)), detail="all hypotheses") if slower else None,
             *(
@@ -172,6 +185,14 @@ def _all_together(advice: Advice, listed: Collection[str]) -> Section | None:
     named += [f"not listed above: {'; '.join(others)}"] if others else []
     command = commands(pasted_overrides(advice.run, last.run))
     return section("", Items((Item(f"Together ({'; '.join(named)}): {gain}", command),), numbered=False))
+
+
+def _nearest(advice: Advice, shown: Sequence[Advised]) -> Items | None:
+    """What makes it fit, where that is neither the first change that is shown nor all of them together."""
+    last = [pasted_overrides(advice.run, change.run) for change in advice.together[-1:]]
+    if advice.nearest is None or advice.nearest.sets in [*last, *(change.sets for change in shown[:1])]:
+        return None
+    return nearest_items(advice.nearest.change, advice.nearest.sets)
 
 
 def _together(advice: Advice) -> Section | None:
@@ -279,6 +300,8 @@ def _data(advice: Advice) -> dict[str, Any]:
         "together": [_change_data(advised) for advised in advice.together],
         "tried": advice.tried,
         "refused": advice.refused,
+        "nearest": None if advice.nearest is None else list(advice.nearest.sets),
+        "left": list(advice.left),
         "notes": list(advice.notes),
         **words_data(advice.words),
         **({"measured": data(measured_step(forecast, took))} if (took := advice.measured_seconds) else {}),

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from time import process_time
 from typing import Annotated, Any, Unpack
 
 from trainledger.answers import defaults
+from trainledger.answers.fits import LIMIT, advices, nearest_items, nearest_of, trials_of
 from trainledger.answers.load import Source, resolve
 from trainledger.answers.machine import kernels_of, machine_of
 from trainledger.answers.pages.heading import layout_name, model_line, of_run
@@ -21,7 +23,7 @@ from trainledger.answers.write_back import To, in_words, unwritten, words_data, 
 from trainledger.forecast.plan.fit import QUESTIONS, Fit, Found, Row, divides_batch, what_fits
 from trainledger.forecast.plan.memory_model import MemoryUse
 from trainledger.forecast.predict.device_memory import TENSORS_ALONE
-from trainledger.forecast.predict.interval import LIKELY
+from trainledger.forecast.predict.interval import EVEN, LIKELY
 from trainledger.ledger.model.parameters import parameters
 from trainledger.report.chart import Bars, Chart, bar_chart, stacked, usable_memory
 from trainledger.report.document import Amount, Cell, Document, Section, Table, section, sections
@@ -64,19 +66,23 @@ def fit(
     Each question is asked of the run as it is and with changes that need less memory; of a file of another trainer
     these are said in its words, and --write makes a copy with them. Raises `InvalidInput`.
     """
-    source, sets = run, with_cluster(overrides, **cluster)
-    run = defaults.of_full_rows(resolve(source, sets, purpose=defaults.FIT, progress=progress))
-    asked = tuple(QUESTIONS) if of is None else tuple(of)
+    began, source, sets = process_time(), run, with_cluster(overrides, **cluster)
+    asked = resolve(source, sets, purpose=defaults.FIT, progress=progress)
+    run = defaults.of_full_rows(asked)
     found = what_fits(
         run,
         machine_of(run),
         backend=kernels_of(run),
-        of=asked,
+        of=tuple(QUESTIONS) if of is None else tuple(of),
         changes=changes,
         chance=chance,
         progress=lambda done, of: progress("questions", done, of),
     )
-    saving = (resolve(run, row.settings, search=False) for row in reversed(found.rows) if row.settings)
+    saving = [resolve(run, row.settings, search=False) for row in reversed(found.rows) if row.settings]
+    if changes and not (found.memory.fits and (found.memory.chance or LIKELY) >= EVEN):
+        advice = advices(asked, trials_of(asked, began + LIMIT, progress), goal="memory", enough=LIKELY)
+        found = replace(found, nearest=nearest_of(asked, advice, LIKELY, source, sets))
+        saving[:0] = [found.nearest.run] if found.nearest and found.nearest.run else []
     devices = [name for name in found.devices or () if _plans(source, also(sets, {_DEVICE: name}), found)]
     return replace(found, devices=found.devices and tuple(devices), words=in_words(run, saving, write))
 
@@ -104,6 +110,7 @@ def page(fit: Fit) -> Document:
         sections=sections(
             _table(fit),
             changes,
+            nearest_items(fit.nearest.change, fit.nearest.sets) if fit.nearest else None,
             words_section(fit.words),
             section("", about(fit)[2 + len(of_run(fit.run)) :], _devices(fit)),
             section("", model, step, needs.partition(". ")[2], detail="the run"),
@@ -241,6 +248,7 @@ def _data(fit: Fit) -> dict[str, Any]:
         "memory": _memory_data(fit.memory),
         "family": fit.family,
         "devices_that_hold_it": plain(fit.devices),
+        "nearest": None if fit.nearest is None else list(fit.nearest.sets),
         **words_data(fit.words),
         "rows": [
             {

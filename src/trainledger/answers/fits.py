@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from functools import partial
+from time import process_time
 from typing import Annotated, Any
 
+from trainledger.answers import defaults
 from trainledger.answers.layout import with_layout
 from trainledger.answers.load import Source, resolve
 from trainledger.answers.machine import kernels_of, machine_of
@@ -16,13 +18,13 @@ from trainledger.answers.pages.interval import fits as worded
 from trainledger.answers.pages.plain_data import plain
 from trainledger.answers.plan import planned
 from trainledger.answers.question import Progress, question, share, silent
-from trainledger.answers.source import METHOD, also, listed, with_cluster
+from trainledger.answers.source import METHOD, also, by_field, listed, with_cluster
 from trainledger.answers.write_back import Words, in_words, words_data, words_section
-from trainledger.forecast.plan.advise import Advised, advise
+from trainledger.forecast.plan.advise import Advice, Nearest, Trials, advise
 from trainledger.forecast.plan.changes import EFFECTS, RESULT
 from trainledger.forecast.plan.fit import what_fits
 from trainledger.forecast.plan.plan import Plan
-from trainledger.forecast.predict.interval import EVEN
+from trainledger.forecast.predict.interval import EVEN, LIKELY
 from trainledger.report.document import Answer, Document, Item, Items, sections
 from trainledger.report.table import commands, sentence
 from trainledger.spec.convert.patch import Rewritten
@@ -35,7 +37,9 @@ from trainledger.spec.reading import Overrides
 from trainledger.spec.rules.run import run_problems
 from trainledger.spec.run import Run
 from trainledger.spec.run_text import pasted_overrides
-from trainledger.spec.units import counted, format_nbytes
+from trainledger.spec.units import counted, format_nbytes, format_seconds
+
+LIMIT = 20.0  # seconds of CPU for the trials of changes
 
 
 @frozen
@@ -104,9 +108,9 @@ def fits(
     (True, '3.14 GB of 15.63 GB usable, of which optimizer state 995.5 MB')
     >>> larger = fits("gpt2", "t4", overrides={"recipe.global_batch": 16})
     >>> bool(larger), larger.nearest
-    (False, ('recipe.activation_checkpointing=offload',))
+    (False, ('recipe.activation_checkpointing=full',))
     """
-    given = with_cluster(overrides, device=device, count=count, method=method)
+    began, given = process_time(), with_cluster(overrides, device=device, count=count, method=method)
     asked = resolve(run, given, search=False)
     try:
         laid = with_layout(asked, written=asked.origin.explicit, progress=progress) if asked.layout.auto else asked
@@ -115,11 +119,18 @@ def fits(
         if (problem.field, problem.value) != ("layout", "auto"):
             raise
         answer = _without_layout(asked, problem, chance)
-    else:
-        answer = _answer(planned(laid), chance)
-    if answer.verdict is False and not answer.nearest and method is None and isinstance(run, str):
-        return replace(answer, **_adapters(run, listed(given), chance))
-    return answer
+        adapters = None if answer.nearest else _adapters(run, given, max(chance, LIKELY))
+        return answer if adapters is None else replace(answer, nearest=adapters.sets, change=adapters.change)
+    answer = _answer(planned(laid), chance)
+    if answer.verdict is not False:
+        return answer
+    least = max(chance, LIKELY)
+    trials = trials_of(laid, began + LIMIT, progress)
+    nearest = nearest_of(laid, advices(laid, trials, goal="memory", enough=least), least, run, given)
+    if nearest is None:
+        return replace(answer, words=in_words(laid, []))
+    target = nearest.run or resolve(laid, nearest.sets, search=False)
+    return replace(answer, nearest=nearest.sets, change=nearest.change, words=in_words(laid, [target]))
 
 
 def _answer(plan: Plan, chance: float) -> Fits:
@@ -129,13 +140,10 @@ def _answer(plan: Plan, chance: float) -> Fits:
         verdict, likely = False, None
     elif verdict and likely is not None:
         verdict = likely >= chance
-    sets, change = _nearest(plan, chance) if verdict is False else ((), "")
     reason = _reason(plan)
     if likely is not None and forecast.fits and not verdict:
         reason = f"below {written(chance)} (--chance), {reason}"
-    nbytes, usable = forecast.device_nbytes, forecast.usable_nbytes
-    words = in_words(plan.run, [resolve(plan.run, sets, search=False)] if sets else [])
-    return Fits(plan.run, verdict, nbytes, usable, likely, reason, sets, change, words)
+    return Fits(plan.run, verdict, forecast.device_nbytes, forecast.usable_nbytes, likely, reason)
 
 
 def _without_layout(run: Run, problem: Problem, chance: float) -> Fits:
@@ -146,21 +154,66 @@ def _without_layout(run: Run, problem: Problem, chance: float) -> Fits:
         return Fits(run, False, None, None, None, problem.rule, (str(problem.nearest),) if problem.nearest else ())
     plan = planned(sharded)
     reason = f"{_reason(plan)}, with states in {run.cluster.count:,} parts; a search of layouts found none that fits"
-    sets, change = ((str(problem.nearest),), "") if problem.nearest else _more_devices(sharded, chance)
+    more = _more_devices(sharded, max(chance, LIKELY))
+    sets, change = ((str(problem.nearest),), "") if problem.nearest else (more.sets, more.change) if more else ((), "")
     forecast = plan.forecast
     return Fits(sharded, False, forecast.device_nbytes, forecast.usable_nbytes, None, reason, sets, change)
 
 
-def _adapters(named: str, given: Overrides, chance: float) -> dict[str, Any]:
-    """The first way of training adapters of a model named alone that fits, as fields of an answer; none of a run."""
-    for method in ("lora", "qlora"):
+def _adapters(named: Source, given: Overrides, chance: float) -> Nearest | None:
+    """The first way of training adapters of a model named alone that fits; none of a run or of another method."""
+    for method in ("lora", "qlora") if isinstance(named, str) and METHOD not in by_field(listed(given)) else ():
         try:
-            tuned = planned(resolve(named, also(given, {METHOD: method}))).forecast
+            tuned = planned(resolve(named, also(given, {METHOD: method})))
         except InvalidInput:
             continue
-        if tuned.fits and tuned.as_likely_as(chance):
-            return {"nearest": (f"{METHOD}={method}",), "change": "adapters, which CHANGES what is trained"}
-    return {}
+        if tuned.forecast.fits and tuned.forecast.as_likely_as(chance):
+            return Nearest((f"{METHOD}={method}",), "adapters, which CHANGES what is trained", tuned.run)
+    return None
+
+
+def trials_of(run: Run, until: float, progress: Progress) -> Trials:
+    """Trials of changes of a run until a CPU time, of which ``progress`` hears."""
+    began, names = process_time(), list[str]()
+
+    def say(what: str) -> None:
+        names.append(what)
+        progress(f"{len(names):,} changes tried in {format_seconds(process_time() - began)}: {what}", 0, 0)
+
+    backend = kernels_of(run)
+    return Trials(machine_of(run), backend=backend, one_step=defaults.is_one_step(run), until=until, say=say)
+
+
+def advices(run: Run, trials: Trials, **asked: Any) -> Iterator[Advice]:
+    """Advice on a run: of a trainer's file first of what it has words for, in half of the time, then of all."""
+    ask = partial(advise, run, machine_of(run), backend=kernels_of(run), trials=trials, **asked)
+    if words := Words.of(run):
+        until = trials.until
+        trials.until -= max(0.0, until - process_time()) / 2
+        yield ask(only=words.says)
+        trials.until = until
+    yield ask()
+
+
+def nearest_of(
+    run: Run, advices: Iterable[Advice], chance: float, source: Source, given: Overrides = ()
+) -> Nearest | None:
+    """The nearest change that fits: one that keeps the result, several, more devices, then one of what is trained.
+
+    What fits with the ``chance`` and costs the least time; of a model that is named alone, adapters come last.
+    """
+    advice = None
+    for advice in advices:
+        if steps := advice.fitting(chance):
+            what = "; ".join(step.what for step in steps)
+            return Nearest(pasted_overrides(run, steps[-1].run), what, steps[-1].run)
+    if more := _more_devices(run, chance):
+        return more
+    for advised in () if advice is None else advice.alone:
+        if advised.likely(chance):
+            what = advised.what if advised.effect != RESULT else f"{advised.what}, which {EFFECTS[advised.effect]}"
+            return Nearest(advised.sets, what, advised.run)
+    return _adapters(source, given, chance)
 
 
 def _reason(plan: Plan) -> str:
@@ -176,55 +229,33 @@ def _reason(plan: Plan) -> str:
     return f"{format_nbytes(forecast.device_nbytes)} of {format_nbytes(forecast.usable_nbytes)} usable, {part}"
 
 
-def _nearest(plan: Plan, chance: float) -> tuple[tuple[str, ...], str]:
-    """The nearest change that fits: one that keeps the result, several, more devices, then one of what is trained.
-
-    Of a trainer's file those that it has words for come before all others.
-    """
-    run, words = plan.run, Words.of(plan.run)
-    ask = partial(advise, run, machine_of(run), backend=kernels_of(run), goal="memory", one_step=True)
-
-    def likely(changes: tuple[Advised, ...]) -> Iterator[Advised]:
-        for advised in changes:
-            if advised.fits and advised.works and advised.forecast.as_likely_as(chance):
-                yield advised
-
-    for advice in (*(() if words is None else (ask(only=words.says),)), ask()):
-        same = [advised for advised in likely(advice.alone) if advised.effect != RESULT]
-        if quickest := min(same, key=lambda advised: advised.seconds[1] or 0.0, default=None):
-            return quickest.sets, quickest.what
-        if together := next(likely(advice.together), None):
-            changes = counted(advice.together.index(together) + 1, "change")
-            return pasted_overrides(run, together.run), f"{changes} together"
-    if (more := _more_devices(run, chance))[0]:
-        return more
-    for advised in likely(advice.alone):
-        return advised.sets, f"{advised.what}, which {EFFECTS[advised.effect]}"
-    return (), ""
-
-
-def _more_devices(run: Run, chance: float) -> tuple[tuple[str, ...], str]:
+def _more_devices(run: Run, chance: float) -> Nearest | None:
     """The fewest devices over which states are sharded, unchanged or with the fewest changes that save memory."""
     machine = machine_of(run)
     if not isinstance(machine, Device):
-        return (), ""
+        return None
     for row in what_fits(run, machine, backend=kernels_of(run), of=("devices",), chance=chance).rows:
         found = row.answers["devices"]
         if found.size is not None and found.run is not None:
-            return pasted_overrides(run, found.run), f"{counted(found.size, 'device')}, states sharded over them"
-    return (), ""
+            what = f"{counted(found.size, 'device')}, states sharded over them"
+            return Nearest(pasted_overrides(run, found.run), what, found.run)
+    return None
+
+
+def nearest_items(change: str, sets: tuple[str, ...]) -> Items | None:
+    """The nearest change that fits, to paste."""
+    item = Item(f"Fits with {change}:" if change else "Nearest that works:", commands(sets))
+    return Items((item,), numbered=False) if sets else None
 
 
 def page(fits: Fits) -> Document:
     """The verdict with its bytes, and the nearest change that fits."""
-    change = f"Fits with {fits.change}:" if fits.change else "Nearest that works:"
-    item = Item(change, commands(fits.nearest))
     none = "No change that was tried fits." if fits.verdict is False else None
     return Document(
         title=f"Whether {fits.run.model.name} fits",
         verdict=sentence(f"{fits.said}: {fits.reason}"),
         sections=sections(
-            run_line(fits.run), Items((item,), numbered=False) if fits.nearest else none, words_section(fits.words)
+            run_line(fits.run), nearest_items(fits.change, fits.nearest) or none, words_section(fits.words)
         ),
         data=lambda: _data(fits),
         more=("plan RUN", "advise RUN", "fit RUN"),

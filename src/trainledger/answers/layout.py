@@ -26,42 +26,49 @@ from trainledger.spec.units import counted
 Progress = Callable[[str, int, int], None]
 # A search may take half a minute, and `plan` asks for the same run several times; a server asks for many runs.
 _FOUND: Recent[Any, Run] = Recent(64)
+LIMIT = 30.0  # seconds of CPU for the accounts of a search
 _OF_A_NODE = {"tensor": 1, "pipeline": 1, "context": 1}
 
 
-def with_layout(run: Run, *, written: Collection[str] = (), progress: Progress | None = None) -> Run:
+def with_layout(
+    run: Run, *, written: Collection[str] = (), limit_seconds: float = LIMIT, progress: Progress | None = None
+) -> Run:
     """The run with the simplest of the quickest layouts, where it asks for a search (``layout.auto``).
 
     That is `Layouts.simplest`: a pipeline is not worth a percent that predictions cannot resolve. Where nobody asks for
     the search, a model that is named alone, the devices of one node share states and data alone if that fits, as people
     begin there: tensor ranks and stages are for what does not. What the run
     says of its layout, its micro-batch or its recomputation is kept: all that is not as by default, and the fields that
-    are ``written`` (`runfile.written`). ``progress`` hears of the search as in `questions.layouts`. Raises
-    `InvalidInput` where nothing fits.
+    are ``written`` (`runfile.written`). Where nothing fits within less than the usual ``limit_seconds``, the search
+    takes those. ``progress`` hears of it as in `questions.layouts`. Raises `InvalidInput` where nothing fits.
     """
     fixed = fixed_by(run, written)
     asked = not {"layout", "layout.auto"}.isdisjoint(written)
-    key = (run, asked, *fixed.items())
-    found = _FOUND.get(key)
+    key, limit = (run, asked, *fixed.items()), min(limit_seconds, LIMIT)
+    found = _FOUND.get((*key, LIMIT)) or _FOUND.get((*key, limit))
     if found is None:
         # Of one device whose rates are not known there is nothing to find.
         alone = run.cluster.count == 1 and not fixed_by(run) and run.cluster.device == THIS_MACHINE
         found = (
-            replace(run, layout=replace(run.layout, auto=False)) if alone else _searched(run, fixed, asked, progress)
+            replace(run, layout=replace(run.layout, auto=False))
+            if alone
+            else _searched(run, fixed, asked, limit, progress)
         )
-        _FOUND.keep(key, found)
+        _FOUND.keep((*key, limit), found)
     searched = not (found.layout.alone and found.recipe.micro_batch is None)
     return replace(found, origin=replace(run.origin, searched=searched))
 
 
-def _searched(run: Run, fixed: Mapping[str, Any], asked: bool, progress: Progress | None) -> Run:
+def _searched(run: Run, fixed: Mapping[str, Any], asked: bool, limit: float, progress: Progress | None) -> Run:
     refuse_not_searched(run, {f"layout.{name}" for name in NOT_SEARCHED})
-    search = partial(spread, whole(run), keep=1, front=False, progress=progress)
+    search = partial(spread, whole(run), keep=1, front=False, limit_seconds=limit, progress=progress)
     layouts = search(fixed={**_OF_A_NODE, **fixed}, chance=LIKELY) if not asked and _is_one_node(run) else None
     if layouts is None or not (layouts.ranked or layouts.interrupted):
         layouts = search(fixed=fixed)
     if layouts.interrupted:  # who asked for a run did not ask for the best layout until then
         raise KeyboardInterrupt
+    if layouts.simplest is None and limit < LIMIT:
+        return _searched(run, fixed, asked, LIMIT, progress)
     if layouts.simplest is None:
         why = why_no_layout(layouts, fixed, progress=progress)
         fixes = "".join(f" --fix {name}={value}" for name, value in fixed.items())
@@ -91,7 +98,7 @@ def spread(
     *,
     fixed: Mapping[str, Any] | None = None,
     keep: int = 10,
-    limit_seconds: float = 30.0,
+    limit_seconds: float = LIMIT,
     front: bool = True,
     first: bool = False,
     chance: float | None = None,

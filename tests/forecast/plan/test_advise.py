@@ -309,6 +309,34 @@ def test_what_may_overlap_compute_is_advised() -> None:
 
 
 @pytest.mark.long
+def test_what_was_not_tried_is_said_and_the_rest_is_as_ever(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    whole, short = tl.advise(tl.load(ALONE), limit_seconds=10**6), tl.advise(tl.load(ALONE), limit_seconds=0)
+    assert whole.left == ()
+    assert 0 < short.tried < whole.tried
+    assert {change.sets for change in short.alone} < {change.sets for change in whole.alone}
+    assert RESULT not in {change.effect for change in short.alone}  # which come last
+    assert f"Not tried within 0 s of CPU time ({short.tried} changes were): {short.left[0]}; " in " ".join(
+        str(short).split()
+    )
+    heard = list[str]()
+
+    def stop(what: str, done: int, of: int) -> None:
+        heard.append(what)
+        if len(heard) == 12:
+            raise KeyboardInterrupt
+
+    cut = tl.advise(tl.load(ALONE), progress=stop)
+    assert cut.interrupted
+    assert short.tried <= cut.tried < whole.tried
+    assert "Not tried before Ctrl-C" in str(cut)
+    heard.clear()
+    monkeypatch.setattr("trainledger.cli.asking.while_searching", lambda: stop)
+    assert main(["advise", "gpt2", "--device", "h100-sxm"]) == 130
+    assert "Not tried before Ctrl-C" in capsys.readouterr().out
+
+
 def test_what_is_gathered_for_matmuls_may_be_gathered_again() -> None:
     """Megatron-LM's way takes less memory and next to no time; from there the other way is advised."""
     cluster, layout = {**MESH["cluster"], "count": 8}, {"shard": 2, "tensor": 4, "sequence_parallel": True}

@@ -139,7 +139,8 @@ def test_changes_of_the_recipe_are_lines_to_paste_and_fit_more():
     run = run_of({"preset": "llama-3.2-1b"}, layout={"replicate": 2, "shard": 2}, micro_batch=2)
     fit = tl.fit(run, of=["model", "memory"])
     assert [row.name for row in fit.rows] == [
-        "unchanged", "+ states sharded in full", "+ micro-batch 1", "+ full recomputation", "+ loss in chunks",
+        "unchanged", "+ states sharded in full", "+ micro-batches of 1", "+ activation checkpointing full",
+        "+ loss chunked",
     ]  # fmt: skip
     for before, after in zip(fit.rows, fit.rows[1:], strict=False):
         assert set(before.settings) < set(after.settings)

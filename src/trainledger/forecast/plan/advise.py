@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from functools import cache, partial
+from math import inf
+from time import process_time
 
-from trainledger.forecast.plan.changes import EFFECTS, RESULT, ROUNDING, SAME, Change, changes
+from trainledger.forecast.plan.changes import EFFECTS, RESULT, ROUNDING, SAME, Change, changes, cheapest_first
 from trainledger.forecast.predict.forecast import Forecast
 from trainledger.forecast.predict.interval import LIKELY
 from trainledger.forecast.predict.predict import of_one_step, predict
@@ -14,13 +16,14 @@ from trainledger.report.document import Answer
 from trainledger.spec.convert.patch import Rewritten
 from trainledger.spec.frozen import frozen
 from trainledger.spec.problem import InvalidInput, Problem, nearest_text
-from trainledger.spec.recipe import OFFLOADS
 from trainledger.spec.run import Run
 from trainledger.spec.run_text import changed, overrides
 
 GOALS = ("time", "memory")
 LEAST = 0.001  # of the time or the memory: a smaller gain is left out
 _PARTNERS = 6  # changes that are tried together with others
+LEAST_TRIED = 8  # changes, however short the time is
+_ALONE = 0.6  # of the time goes to changes alone, the rest to several together
 
 
 @frozen
@@ -55,6 +58,10 @@ class Advised:
         """Whether the changed run can be, and is not known to need more memory than there is."""
         return self.fits is not False and not self.forecast.impossible
 
+    def likely(self, chance: float) -> bool:
+        """Whether the changed run works and fits with a chance."""
+        return bool(self.fits) and self.works and self.forecast.as_likely_as(chance)
+
     @property
     def smaller(self) -> float:
         """How much of the memory it saves, as a share; 0 where none is known."""
@@ -65,6 +72,18 @@ class Advised:
         sets = " ".join(f"--set {each}" for each in self.sets)
         time = "" if self.seconds[1] is None else f"time {-100 * self.faster:+.1f} %, "
         return f"Advised({sets}: {time}memory {-100 * self.smaller:+.1f} %, result: {EFFECTS[self.effect]})"
+
+
+@frozen
+class Nearest:
+    """The nearest change after which a run fits: as ``--set`` takes it, what it is, and the changed run.
+
+    That is what fits with `LIKELY` and costs the least time; before it comes nothing that changes what is trained.
+    """
+
+    sets: tuple[str, ...]
+    change: str
+    run: Run | None = None
 
 
 @frozen
@@ -85,9 +104,11 @@ class Advice(Answer, report="advise"):
     """Changes by what they gain towards ``goal`` (time, or memory where a run does not fit), the best first.
 
     ``together`` are changes to make one after the other, each compared with the one before it. ``tried`` is how many
-    changes were predicted, ``refused`` how many broke a rule of the run file. ``notes`` are sentences on what could not
-    be predicted; ``words`` the best changes in the words of the trainer's file that the run is of. ``measured_seconds``
-    are those of a step, where somebody measured them, ``hypotheses`` what may have made it slower than planned.
+    changes were predicted, ``refused`` how many broke a rule of the run file, ``left`` are those that no time was left
+    for, or that Ctrl-C (``interrupted``) left out; ``nearest`` make it fit (`Nearest`). ``notes`` are sentences on what
+    could not be predicted; ``words`` the best changes in the words of the trainer's file that the run is of.
+    ``measured_seconds`` are those of a step, where somebody measured them, ``hypotheses`` what may have made it slower
+    than planned.
     """
 
     run: Run
@@ -101,6 +122,21 @@ class Advice(Answer, report="advise"):
     words: Rewritten | None = None
     measured_seconds: float | None = None
     hypotheses: tuple[Hypothesis, ...] = ()
+    left: tuple[str, ...] = ()
+    interrupted: bool = False
+    nearest: Nearest | None = None
+
+    @property
+    def ranked(self) -> tuple[Advised, ...]:
+        """What there is to show of trials that were interrupted."""
+        return (*self.alone, *self.together)
+
+    def fitting(self, chance: float) -> tuple[Advised, ...]:
+        """The fewest changes together after which the run fits with a chance; none where no such are known."""
+        for number, advised in enumerate(self.together, 1):
+            if advised.likely(chance):
+                return self.together[:number]
+        return ()
 
     def __repr__(self) -> str:
         best = f"; best: {self.alone[0]!r}" if self.alone else ""
@@ -116,28 +152,32 @@ def advise(
     together: int = 3,
     any_result: bool = False,
     one_step: bool = False,
-    say: Callable[[str], None] = lambda _: None,
+    trials: Trials | None = None,
     only: Callable[[Run], bool] = lambda _: True,
+    enough: float | None = None,
 ) -> Advice:
     """Every change of `forecast.plan.changes` that gains something, and the best of them together.
 
     ``goal`` is ``time`` or ``memory``; None: memory where the run does not fit, else time, for which only changed runs
     that fit count. For an impossible run (`Forecast.impossible`), changes that make it possible come first. At most
-    ``together`` changes are combined, with ``any_result`` also those that change what is trained. Of a run of
-    ``one_step`` the time is that of the step. ``say`` is called with what is being predicted; ``only`` says which
-    changed runs may be. Raises InvalidInput for another goal.
+    ``together`` changes are combined, with ``any_result`` also those that change what is trained, and no further ones
+    once they fit with the chance ``enough``. Of a run of ``one_step`` the time is that of the step. ``trials`` have a
+    limit of time and what was predicted before; ``only`` says which changed runs may be. Raises InvalidInput for
+    another goal.
     """
     if goal is not None and goal not in GOALS:
         raise InvalidInput(
             [Problem("goal", goal, f"must be one of {', '.join(GOALS)}", nearest_text(str(goal), GOALS))]
         )
-    whole = partial(predict, machine=machine, backend=backend)
-    trials = _Trials(only, cache(lambda run: of_one_step(run, whole(run)) if one_step else whole(run)), say)
+    trials = trials or Trials(machine, backend=backend, one_step=one_step)
+    trials.only, until, refused = only, trials.until, trials.refused
     forecast = trials.forecast(run)
     asked = goal or ("memory" if forecast.likely_fits is False or forecast.step_seconds is None else "time")
-    short = () if forecast.likely_fits is not False else _offloads(run, backend)
-    adviseds = trials.all(run, (*changes(run, backend=backend), *short))
-    tried, refused = len(adviseds), trials.refused
+    short = forecast.likely_fits is False
+    trials.until -= (1 - _ALONE) * max(0.0, until - process_time()) if together and until < inf else 0.0
+    adviseds = trials.all(run, cheapest_first(run, changes(run, backend=backend, short=short), short=short))
+    trials.until = until
+    tried, refused = len(adviseds), trials.refused - refused
     best = _ranked(adviseds, asked, forecast)
     # Together go only changes whose time is predicted.
     free = [
@@ -145,43 +185,67 @@ def advise(
         for advised in adviseds
         if (any_result or advised.effect != RESULT) and trials.change_of[advised.sets].timed
     ]
+    path = list[Advised]()
+    for advised in _together(trials, run, free, goal or "time", together):
+        path.append(advised)
+        if enough is not None and advised.likely(enough):
+            break
+    left = tuple(trials.left)
     return Advice(
-        run, forecast, asked, tuple(best), tuple(_together(trials, run, free, goal or "time", together)), tried, refused
+        run, forecast, asked, tuple(best), tuple(path), tried, refused, left=left, interrupted=trials.interrupted
     )
 
 
-def _offloads(run: Run, backend: str) -> Iterator[Change]:
-    """Model states to the host, for runs that are short of memory; a CPU's are there already."""
-    if run.recipe.offload is not None or backend == "cpu":
-        return
-    gathers = run.layout.zero == 3 and run.layout.shard_ranks > 1
-    for states in OFFLOADS if gathers else OFFLOADS[:1]:
-        what = "the optimizer on the host" if states == "optimizer" else "all model states on the host"
-        yield Change(what, (("recipe.offload", states),), SAME, "needs host memory; the host updates the weights")
+class Trials:
+    """Makes changed runs and compares their forecasts, each predicted once.
 
-
-class _Trials:
-    """Makes changed runs and compares their forecasts."""
+    Once the CPU time ``until`` is reached, or Ctrl-C was pressed, further changes are ``left`` out. ``say`` is called
+    with what is being predicted.
+    """
 
     def __init__(
-        self, only: Callable[[Run], bool], forecast: Callable[[Run], Forecast], say: Callable[[str], None]
+        self,
+        machine: Machine | None,
+        *,
+        backend: str,
+        one_step: bool = False,
+        until: float = inf,
+        say: Callable[[str], None] = lambda _: None,
     ) -> None:
-        self.only, self.forecast, self._say = only, forecast, say
-        self.refused = 0
+        whole = partial(predict, machine=machine, backend=backend)
+        self.forecast = cache(lambda run: of_one_step(run, whole(run)) if one_step else whole(run))
+        self.until, self._say = until, say
+        self.only: Callable[[Run], bool] = lambda _: True
+        self.tried = self.refused = 0
+        self.interrupted = False
+        self.left: dict[str, None] = {}
         self.change_of: dict[tuple[str, ...], Change] = {}
+
+    @property
+    def over(self) -> bool:
+        """Whether no further change is tried."""
+        return self.interrupted or (self.tried >= LEAST_TRIED and process_time() > self.until)
 
     def all(self, run: Run, wanted: Iterable[Change]) -> list[Advised]:
         """Those changes that make another run which works."""
         adviseds: dict[tuple[str, ...], Advised] = {}
         for change in wanted:
-            self._say(change.what)
+            if self.over:
+                self.left[change.what] = None
+                continue
+            self.left.pop(change.what, None)
             try:
+                self._say(change.what)
                 advised = self.one(run, change)
             except InvalidInput:
                 self.refused += 1
                 continue
+            except KeyboardInterrupt:
+                self.interrupted, self.left[change.what] = True, None
+                continue
             if advised is None:
                 continue
+            self.tried += 1
             if advised.seconds[1] is None and change.timed and self.forecast(run).step_seconds is not None:
                 self.refused += 1  # the device has no rate for it
             elif advised.sets:
@@ -250,7 +314,7 @@ def _to_fit(each: Advised, before: Forecast) -> tuple[bool, bool, float, float]:
     return (not works, seconds is None, first, -each.smaller)
 
 
-def _together(trials: _Trials, run: Run, adviseds: list[Advised], goal: str, most: int) -> Iterator[Advised]:
+def _together(trials: Trials, run: Run, adviseds: list[Advised], goal: str, most: int) -> Iterator[Advised]:
     """Greedily: the best change, then the best after it, at most so many.
 
     A change that makes a run faster but too large is tried with each that saves memory, as the two may gain together.
@@ -284,7 +348,7 @@ def _together(trials: _Trials, run: Run, adviseds: list[Advised], goal: str, mos
             return
 
 
-def _pairs(trials: _Trials, run: Run, options: list[Advised]) -> list[Advised]:
+def _pairs(trials: Trials, run: Run, options: list[Advised]) -> list[Advised]:
     too_large = sorted((option for option in options if option.fits is False), key=lambda advised: -advised.faster)
     enablers = sorted((option for option in options if option.smaller > LEAST), key=lambda advised: -advised.faster)
     found = []

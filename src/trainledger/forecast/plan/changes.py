@@ -5,7 +5,7 @@ Whether one works and what it gains, `forecast.plan.advise` finds by predicting 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -17,6 +17,7 @@ from trainledger.spec.layout import AXES, SCHEDULES, Layout, overlaps
 from trainledger.spec.optimizers import IMPLEMENTATIONS
 from trainledger.spec.parts import field_at, with_fields
 from trainledger.spec.precision import FP8Tensorwise
+from trainledger.spec.recipe import OFFLOADS
 from trainledger.spec.rules.layout import can_overlap
 from trainledger.spec.run import Run
 from trainledger.spec.savings import BASE_FORMATS, CHECKPOINTING, LOSSES
@@ -30,6 +31,10 @@ EFFECTS = {
 }
 _ORDINALS = {2: "second", 3: "third", 4: "fourth"}
 LOSS_CHUNKS = 8
+_RESHARDS = {
+    True: "parameters gathered again in backward",
+    False: "parameters kept gathered between forward and backward",
+}
 _OVERLAPS = {  # communication that compute can hide, the effect, and programs that do so
     "gradients": ("overlap the sum of gradients with the last backward", SAME, "DDP, Megatron-LM"),
     "parameters": ("overlap the gather of parameters with the next forward", SAME, "Megatron-LM"),
@@ -66,10 +71,11 @@ def made(run: Run, change: Change) -> Run:
     return replace(run, **new)
 
 
-def changes(run: Run, *, backend: str = "cuda") -> Iterator[Change]:
+def changes(run: Run, *, backend: str = "cuda", short: bool = False) -> Iterator[Change]:
     """Every change that is considered for a run, alone; some will break a rule of the run file.
 
-    ``backend`` (of `spec.device`) says whose kernels run it.
+    ``backend`` (of `spec.device`) says whose kernels run it; model states go to the host where a run is ``short`` of
+    memory, and is none of a CPU, which has them there.
     """
     yield from _recomputation(run, backend)
     yield from _micro_batch(run)
@@ -84,6 +90,16 @@ def changes(run: Run, *, backend: str = "cuda") -> Iterator[Change]:
     yield from _sharding(run)
     yield from _mesh(run)
     yield from _pipeline(run)
+    if short and run.recipe.offload is None and backend != "cpu":
+        for states in OFFLOADS if run.layout.zero == 3 and run.layout.shard_ranks > 1 else OFFLOADS[:1]:
+            what = "the optimizer on the host" if states == "optimizer" else "all model states on the host"
+            yield _one(what, "recipe.offload", states, SAME, "needs host memory; the host updates the weights")
+
+
+def cheapest_first(run: Run, wanted: Iterable[Change], *, short: bool) -> list[Change]:
+    """Changes in the order to try them: of a run ``short`` of memory its `memory_savings`, and last other results."""
+    saving = {change.what for change in memory_savings(run)} if short else set()
+    return sorted(wanted, key=lambda change: (change.effect == RESULT, change.what not in saving))
 
 
 def memory_savings(run: Run) -> Iterator[Change]:
@@ -97,16 +113,16 @@ def memory_savings(run: Run) -> Iterator[Change]:
         shard = (("layout.replicate", 1), ("layout.shard", layout.replicate * layout.shard), ("layout.zero", 3))
         yield Change("states sharded in full", shard, SAME)
     if layout.shard_ranks > 1 and not layout.reshards:
-        yield _one("parameters gathered again in backward", "layout.reshard_after_forward", True, SAME)
+        yield _one(_RESHARDS[True], "layout.reshard_after_forward", True, SAME)
     if run.device_batch > 1:
-        yield _one("micro-batch 1", "recipe.micro_batch", 1, SAME)
+        yield _one("micro-batches of 1", "recipe.micro_batch", 1, SAME)
     again = recipe.activation_checkpointing
     if again.kind not in ("full", "from-start", "segments") or again.every > 1:
         full = (("recipe.activation_checkpointing", "full"), ("recipe.activation_checkpointing.every", 1))
-        yield Change("full recomputation", full, SAME)
+        yield Change("activation checkpointing full", full, SAME)
     if recipe.loss.chunks is None and layout.tensor == 1:
         chunked = (("recipe.loss", "chunked"), ("recipe.loss.chunks", LOSS_CHUNKS))
-        yield Change("loss in chunks", chunked, SAME)
+        yield Change("loss chunked", chunked, SAME)
 
 
 def smaller_batches(run: Run) -> Iterator[Change]:
@@ -292,8 +308,7 @@ def _sharding(run: Run) -> Iterator[Change]:
                 yield Change(f"shard as ZeRO {stage}", fields, ROUNDING)
         if layout.zero == 3:
             reshard = not layout.reshards
-            what = "reshard parameters after forward" if reshard else "keep parameters between forward and backward"
-            yield _one(what, "layout.reshard_after_forward", reshard, SAME)
+            yield _one(_RESHARDS[reshard], "layout.reshard_after_forward", reshard, SAME)
             for ahead in (0, 1, 2):
                 if ahead != layout.prefetch:
                     yield _one(f"gather {ahead} blocks ahead", "layout.prefetch", ahead, SAME)

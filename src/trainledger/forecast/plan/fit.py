@@ -10,6 +10,7 @@ from dataclasses import replace
 
 from trainledger import catalog
 from trainledger.forecast.plan import sizes
+from trainledger.forecast.plan.advise import Nearest
 from trainledger.forecast.plan.changes import RESULT, Change, made, memory_savings, value_of
 from trainledger.forecast.plan.edges import edge
 from trainledger.forecast.plan.family import family_of
@@ -74,8 +75,9 @@ class Fit(Answer, report="fit"):
     """What fits: a row for the unchanged run, and one for each change on top of the one before.
 
     ``memory`` is that of the run itself; ``devices`` names the devices of the catalog on which it fits unchanged, the
-    smallest first (None where the least memory was not asked for). ``chance`` is the least of what fits;
-    ``words`` are the changes in the words of the trainer's file that the run is of.
+    smallest first (None where the least memory was not asked for). ``chance`` is the least of what fits; ``nearest``
+    makes the run fit where it does not, as `advise` and `fits` have it; ``words`` are the changes in the words of the
+    trainer's file that the run is of.
     """
 
     run: Run
@@ -85,6 +87,7 @@ class Fit(Answer, report="fit"):
     devices: tuple[str, ...] | None
     chance: float = LIKELY
     words: Rewritten | None = None
+    nearest: Nearest | None = None
 
     def __getitem__(self, question: str) -> Found:
         """The answer for the unchanged run."""
