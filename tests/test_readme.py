@@ -31,7 +31,7 @@ def test_the_python_section_runs(tmp_path, monkeypatch, capsys):
     capsys.readouterr()
     exec(compile(code, "README.md", "exec"), {"__name__": "readme"})
     rows = [line.rsplit(" ", 3) for line in capsys.readouterr().out.splitlines()]
-    assert [row[0] for row in rows] == ["parameters", "FLOPs per step", "kept for backward", "peak memory"]
+    assert [row[0] for row in rows] == ["parameters", "hardware FLOPs", "kept for backward", "peak memory"]
     assert all(predicted == measured for _, predicted, measured, _ in rows)
 
 

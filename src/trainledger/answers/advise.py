@@ -70,9 +70,10 @@ def advise(
     Where the length of the run is not given, the time is that of a step.
 
     Every change is made and predicted within --limit; Ctrl-C ends that early, with exit code 130. Each comes with its
-    --set line to paste, and says whether it changes what is trained. With --mfu or --step-seconds the measured step stands beside the predicted one: what explains it, and how
-    much nothing does. RUN is a run file, a model of the catalog or a Hugging Face config.json; of a file of another
-    trainer the best changes that it has words for are said in these, and --write makes a copy with them.
+    --set line to paste, and says whether it changes what is trained. With --mfu or --step-seconds the measured step
+    stands beside the predicted one: what explains it, and how much nothing does. RUN is a run file, a model of the
+    catalog or a Hugging Face config.json; of a file of another trainer the best changes that it has words for are said
+    in these, and --write makes a copy with them.
 
     Raises `InvalidInput`. `trainledger.forecast.plan.advise` has the method.
     """
@@ -205,7 +206,7 @@ def _together(advice: Advice) -> Section | None:
 
 
 def _remarks(advice: Advice) -> list[str]:
-    lines = list(advice.notes)
+    lines = [note for note in advice.notes if not note.startswith(NOT_TRIED)]
     if not advice.alone:
         lines.append(f"None of {advice.tried} changes that were predicted gains in {advice.goal}.")
     changed = (advised.forecast for advised in (*advice.alone, *advice.together))

@@ -133,7 +133,7 @@ def _rows(before: Forecast, after: Measured) -> Iterator[Row]:
         "predicted": sum(mine.values()) if before.flops else None,
         "measured": sum(theirs.values()) if after.flops else None,
     }
-    yield row("flops", "FLOPs per step", "flops", _parts(mine, theirs), **totals)
+    yield row("flops", "hardware FLOPs", "flops", _parts(mine, theirs), **totals)
     metered = after.eager or before  # the closed form of what was metered
     kept, peak = metered.kept_nbytes, metered.peak_nbytes
     by_kind, by_category = metered.kept_by_kind, metered.peak_by_category

@@ -55,6 +55,13 @@ def test_a_layout_is_said() -> None:
         }
     )  # fmt: skip
     assert {"8 x h100-sxm", "Layout: shard 8"} <= set(about(plan(run)))
+    for keeps, words in ((False, "kept gathered between forward and backward"), (True, "gathered again in backward")):
+        other = tl.load(
+            run,
+            {"layout.reshard_after_forward": keeps, "model.vocab_multiple": 64, "layout.tensor": 2, "layout.shard": 4},
+        )
+        other = tl.load(other, {"layout.sequence_parallel": True})
+        assert f"Layout: shard 4, parameters {words}, tensor 2, sequence_parallel" in about(plan(other))
 
 
 def test_a_step_is_drawn_as_long_as_the_waterfall_says() -> None:

@@ -95,7 +95,7 @@ def test_lines_that_are_no_metrics_are_passed_over(copy):
 def test_the_table_has_every_quantity_and_fits_80_columns(run_dir):
     shown = str(read_run(run_dir).reconciliation)
     assert all(len(line) <= 80 for line in shown.splitlines())
-    for title in ("parameters", "FLOPs per step", "kept for backward", "peak memory", "allocator's peak", "step time",
+    for title in ("parameters", "hardware FLOPs", "kept for backward", "peak memory", "allocator's peak", "step time",
                   "tokens per second", "MFU", "total time"):  # fmt: skip
         assert re.search(rf"^{title} ", shown, re.MULTILINE), title
     assert re.search(r"^parameters .* equal +exact$", shown, re.MULTILINE)

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import fields
 
 from trainledger.answers.defaults import assumptions
+from trainledger.forecast.plan.changes import RESHARDS
 from trainledger.ledger.model.parameters import parameters
 from trainledger.report.document import Item, Items, Section, section
 from trainledger.report.table import commands, wrapped
@@ -208,12 +209,13 @@ def _devices(run: Run) -> Iterator[str]:
     if cluster.device != "this-machine" or cluster.count > 1:
         yield f"{cluster.count:,} x {cluster.device}"
     if not layout.alone:
-        said = [
-            f"{field.name} {_folded(getattr(layout, field.name))}"
-            for field in fields(layout)
-            if getattr(layout, field.name) != field.default
-        ]
-        yield f"Layout: {', '.join(said)}"
+        values = {
+            field.name: value for field in fields(layout) if (value := getattr(layout, field.name)) != field.default
+        }
+        said = {name: name if value is True else f"{name} {_folded(value)}" for name, value in values.items()}
+        reshards = values.get("reshard_after_forward")
+        said |= {} if reshards is None else {"reshard_after_forward": RESHARDS[reshards]}
+        yield f"Layout: {', '.join(said.values())}"
 
 
 def _folded(value: object) -> str:

@@ -177,7 +177,7 @@ def table_of(rows: Reconciliation) -> Table:
 
 def ranks_table(ranks: Sequence[RankFigures]) -> Table:
     """What each rank was metered to compute, keep, hold and send, against its account; equal where it is."""
-    columns = ("rank", "FLOPs", "kept", "peak", "in collectives")
+    columns = ("rank", "hardware FLOPs", "kept", "peak", "in collectives")
     names = {"matmul_flops": "flops", "kept_nbytes": "nbytes", "peak_nbytes": "nbytes", "sent_nbytes": "nbytes"}
 
     def cell(each: RankFigures, name: str) -> Cell:

@@ -5,6 +5,7 @@ Whether one works and what it gains, `forecast.plan.advise` finds by predicting 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Any
@@ -31,7 +32,7 @@ EFFECTS = {
 }
 _ORDINALS = {2: "second", 3: "third", 4: "fourth"}
 LOSS_CHUNKS = 8
-_RESHARDS = {
+RESHARDS = {
     True: "parameters gathered again in backward",
     False: "parameters kept gathered between forward and backward",
 }
@@ -97,9 +98,17 @@ def changes(run: Run, *, backend: str = "cuda", short: bool = False) -> Iterator
 
 
 def cheapest_first(run: Run, wanted: Iterable[Change], *, short: bool) -> list[Change]:
-    """Changes in the order to try them: of a run ``short`` of memory its `memory_savings`, and last other results."""
+    """Changes in the order to try them: of a run ``short`` of memory its `memory_savings`, and last other results.
+
+    Of each field one value comes before a second of any: a short time tries many kinds.
+    """
     saving = {change.what for change in memory_savings(run)} if short else set()
-    return sorted(wanted, key=lambda change: (change.effect == RESULT, change.what not in saving))
+    values, keys = Counter[str](), dict[Change, tuple[bool, bool, int]]()
+    for change in wanted:
+        field = change.fields[0][0] if change.fields else ""
+        keys.setdefault(change, (change.effect == RESULT, change.what not in saving, values[field]))
+        values[field] += 1
+    return sorted(keys, key=lambda change: keys[change])
 
 
 def memory_savings(run: Run) -> Iterator[Change]:
@@ -113,7 +122,7 @@ def memory_savings(run: Run) -> Iterator[Change]:
         shard = (("layout.replicate", 1), ("layout.shard", layout.replicate * layout.shard), ("layout.zero", 3))
         yield Change("states sharded in full", shard, SAME)
     if layout.shard_ranks > 1 and not layout.reshards:
-        yield _one(_RESHARDS[True], "layout.reshard_after_forward", True, SAME)
+        yield _one(RESHARDS[True], "layout.reshard_after_forward", True, SAME)
     if run.device_batch > 1:
         yield _one("micro-batches of 1", "recipe.micro_batch", 1, SAME)
     again = recipe.activation_checkpointing
@@ -308,7 +317,7 @@ def _sharding(run: Run) -> Iterator[Change]:
                 yield Change(f"shard as ZeRO {stage}", fields, ROUNDING)
         if layout.zero == 3:
             reshard = not layout.reshards
-            yield _one(_RESHARDS[reshard], "layout.reshard_after_forward", reshard, SAME)
+            yield _one(RESHARDS[reshard], "layout.reshard_after_forward", reshard, SAME)
             for ahead in (0, 1, 2):
                 if ahead != layout.prefetch:
                     yield _one(f"gather {ahead} blocks ahead", "layout.prefetch", ahead, SAME)
