@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from functools import cache, partial
 from math import inf
 from time import process_time
 
-from trainledger.forecast.plan.changes import EFFECTS, RESULT, ROUNDING, SAME, Change, changes, cheapest_first
+from trainledger.forecast.plan.changes import EFFECTS, RESULT, ROUNDING, SAME, Change, changes, memory_savings
 from trainledger.forecast.predict.forecast import Forecast
 from trainledger.forecast.predict.interval import LIKELY
 from trainledger.forecast.predict.predict import of_one_step, predict
@@ -175,7 +176,7 @@ def advise(
     asked = goal or ("memory" if forecast.likely_fits is False or forecast.step_seconds is None else "time")
     short = forecast.likely_fits is False
     trials.until -= (1 - _ALONE) * max(0.0, until - process_time()) if together and until < inf else 0.0
-    adviseds = trials.all(run, cheapest_first(run, changes(run, backend=backend, short=short), short=short))
+    adviseds = trials.all(run, _cheapest_first(run, changes(run, backend=backend, short=short), short=short))
     trials.until = until
     tried, refused = len(adviseds), trials.refused - refused
     best = _ranked(adviseds, asked, forecast)
@@ -194,6 +195,20 @@ def advise(
     return Advice(
         run, forecast, asked, tuple(best), tuple(path), tried, refused, left=left, interrupted=trials.interrupted
     )
+
+
+def _cheapest_first(run: Run, wanted: Iterable[Change], *, short: bool) -> list[Change]:
+    """Changes in the order to try them: of a run ``short`` of memory its `memory_savings`, and last other results.
+
+    Of each field one value comes before a second of any: a short time tries many kinds.
+    """
+    saving = {change.what for change in memory_savings(run)} if short else set()
+    values, keys = Counter[str](), dict[Change, tuple[bool, bool, int]]()
+    for change in wanted:
+        field = change.fields[0][0] if change.fields else ""
+        keys.setdefault(change, (change.effect == RESULT, change.what not in saving, values[field]))
+        values[field] += 1
+    return sorted(keys, key=lambda change: keys[change])
 
 
 class Trials:

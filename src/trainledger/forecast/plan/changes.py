@@ -5,8 +5,7 @@ Whether one works and what it gains, `forecast.plan.advise` finds by predicting 
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -97,20 +96,6 @@ def changes(run: Run, *, backend: str = "cuda", short: bool = False) -> Iterator
             yield _one(what, "recipe.offload", states, SAME, "needs host memory; the host updates the weights")
 
 
-def cheapest_first(run: Run, wanted: Iterable[Change], *, short: bool) -> list[Change]:
-    """Changes in the order to try them: of a run ``short`` of memory its `memory_savings`, and last other results.
-
-    Of each field one value comes before a second of any: a short time tries many kinds.
-    """
-    saving = {change.what for change in memory_savings(run)} if short else set()
-    values, keys = Counter[str](), dict[Change, tuple[bool, bool, int]]()
-    for change in wanted:
-        field = change.fields[0][0] if change.fields else ""
-        keys.setdefault(change, (change.effect == RESULT, change.what not in saving, values[field]))
-        values[field] += 1
-    return sorted(keys, key=lambda change: keys[change])
-
-
 def memory_savings(run: Run) -> Iterator[Change]:
     """Changes that need less memory for the same result, in the order in which they are made one after the other.
 
@@ -132,25 +117,6 @@ def memory_savings(run: Run) -> Iterator[Change]:
     if recipe.loss.chunks is None and layout.tensor == 1:
         chunked = (("recipe.loss", "chunked"), ("recipe.loss.chunks", LOSS_CHUNKS))
         yield Change("loss chunked", chunked, SAME)
-
-
-def smaller_batches(run: Run) -> Iterator[Change]:
-    """Micro-batches of about half and half again, then the same with full recomputation; the least changed first."""
-    batch, recipe = run.device_batch, run.recipe
-    sizes = [size for size in range(batch, 0, -1) if not recipe.global_batch % size] if batch <= 2**16 else [1]
-    halves = sizes[:1]
-    for size in sizes[1:]:
-        if size == sizes[-1] or 2 * size <= halves[-1]:
-            halves.append(size)
-    for kind in dict.fromkeys((recipe.activation_checkpointing.kind, "full")):
-        for size in halves:
-            wanted = (
-                ("recipe.micro_batch", size, batch),
-                ("recipe.activation_checkpointing", kind, recipe.activation_checkpointing.kind),
-            )
-            fields = tuple((field, value) for field, value, now in wanted if value != now)
-            if fields:
-                yield Change(f"micro-batches of {size}, recomputation {kind}", fields, ROUNDING)
 
 
 def _one(what: str, field: str, value: Any, effect: str, cost: str = "") -> Change:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import field
 
-from trainledger.forecast.plan.changes import made, smaller_batches
+from trainledger.forecast.plan.changes import ROUNDING, Change, made
 from trainledger.forecast.predict.device_memory import memory_of_device
 from trainledger.forecast.predict.interval import chance_on, kept_free
 from trainledger.forecast.predict.roofline import Machine
@@ -172,8 +172,27 @@ def refuse_beyond(run: Run, memory_nbytes: int, peak_nbytes: Callable[[Run], int
     if needed <= memory_nbytes:
         return
     rule = f"needs {format_nbytes(needed)} at the peak of a step, and {where} has {format_nbytes(memory_nbytes)}"
-    for change in smaller_batches(run):
+    for change in _smaller_batches(run):
         if peak_nbytes(made(run, change)) <= memory_nbytes:
             nearest = " ".join(as_override(*each) for each in change.fields)
             raise InvalidInput([Problem("recipe.micro_batch", run.device_batch, rule, nearest)])
     raise InvalidInput([Problem("model", run.model.name, f"{rule}; no micro-batch is small enough")])
+
+
+def _smaller_batches(run: Run) -> Iterator[Change]:
+    """Micro-batches of about half and half again, then the same with full recomputation; the least changed first."""
+    batch, recipe = run.device_batch, run.recipe
+    sizes = [size for size in range(batch, 0, -1) if not recipe.global_batch % size] if batch <= 2**16 else [1]
+    halves = sizes[:1]
+    for size in sizes[1:]:
+        if size == sizes[-1] or 2 * size <= halves[-1]:
+            halves.append(size)
+    for kind in dict.fromkeys((recipe.activation_checkpointing.kind, "full")):
+        for size in halves:
+            wanted = (
+                ("recipe.micro_batch", size, batch),
+                ("recipe.activation_checkpointing", kind, recipe.activation_checkpointing.kind),
+            )
+            fields = tuple((field, value) for field, value, now in wanted if value != now)
+            if fields:
+                yield Change(f"micro-batches of {size}, recomputation {kind}", fields, ROUNDING)
