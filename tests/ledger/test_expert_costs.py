@@ -6,6 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 import sympy
+import torch
+from torch.utils.flop_counter import FlopCounterMode
 
 from models import spec_of
 from trainledger.ledger.ledger import Ledger
@@ -56,6 +58,18 @@ def test_places_are_computed_whether_they_hold_a_token_or_not(factor: float, pla
     per_row = 3 * 3 * 2 * (8 * 10 + 5 * 8)
     assert expert_flops(ledger) == 8 * places * per_row
     assert expert_flops(ledger, "model_flops") == min(64, 8 * places) * per_row
+
+
+def test_masks_of_jax_send_tokens_and_fetch_them_as_einsums_do() -> None:
+    """As MaxText's (GShard's): those of torch, counted by its own counter, forward and backward."""
+    sizes = {"framework": "jax", "expert_dispatch": "capacity", "expert_dispatch.factor": 1.25}
+    masks = ledger_of(**sizes).filter(lambda each: each.name == "einsum")
+    x, mask = (torch.zeros(shape, device="meta", requires_grad=True) for shape in ((2, 16, 8), (2, 16, 8, 5)))
+    with FlopCounterMode(display=False) as counter:
+        placed = torch.einsum("bsm,bsec->ebcm", x, mask.detach())
+        torch.einsum("ebcm,bsec->bsm", placed, mask).sum().backward()
+    assert masks.total("flops") == SPEC.n_layers * counter.get_total_flops()
+    assert masks.total("model_flops") == 0
 
 
 def test_the_default_capacity_is_that_of_switch() -> None:

@@ -213,18 +213,20 @@ def _mlperf(row: Row) -> Table:
     return table
 
 
-# What the pages of some rows say beside them: num_vocab_tiling of Gemma 3's workloads; mixtral_8x22b_dropped is in
-# MaxText's benchmarks/maxtext_trillium_model_configs.py (e591f30).
+# What the workloads that the pages name set beside the rows (MaxText's benchmarks/maxtext_trillium_model_configs.py and
+# configs/tpu/v5p/gpt3_175b at e591f30): num_vocab_tiling of Gemma 3's, places of experts, formats, and layouts.
 _TILES = {"gemma3-12b": 16}
-_DROPPED = {
-    "seq_len": "4096", "global_batch": "2048", "layout": "fsdp; ep 4",
+_DROPPED = {"kind": "capacity", "factor": 1.25}
+_8X22B = {
+    "seq_len": "4096", "layout": "fsdp; ep 4",
     "recompute": "custom decoder_layer_input=offload out_proj=offload query_proj=offload key_proj=offload "
                  "value_proj=offload",
 }  # fmt: skip
 
 
 def _maxtext(row: Row) -> Table:
-    row = row | _DROPPED if row["model"] == "mixtral-8x22b" else row
+    row = row | _8X22B if row["model"] == "mixtral-8x22b" else row
+    row = row | {"precision": "int8"} if row["id"] == "TT022" else row
     _stated(row, "seq_len", "global_batch")
     chips, slices = int(row["count"]), 2 if "2 slices" in row["layout"] else 1
     if not row["precision"].startswith("bf16"):
@@ -232,15 +234,21 @@ def _maxtext(row: Row) -> Table:
     policy, *named = row["recompute"].split() or ["full"]
     keys = {"remat_policy": policy} | dict(each.split("=") for each in named)
     read = trainers.from_values(keys, program="MaxText").table["recipe"]
+    # The batch is that of the printed line: Llama 2 70B's workload has three sequences on each chip, its log two.
+    printed = re.search(r"([\d.]+) tokens/s per device", row["notes"])
+    tokens = (
+        float(printed[1]) * float(row["value"]) if printed else int(row["global_batch"]) / chips * int(row["seq_len"])
+    )
+    micro_batch = round(tokens / int(row["seq_len"]))
     recipe = {
-        "seq_len": int(row["seq_len"]), "micro_batch": int(row["global_batch"]) // chips, "steps": 1,
-        "global_batch": int(row["global_batch"]), "precision": "bf16-sharded", "attention": "flash", "compile": True,
-        "activation_checkpointing": read["activation_checkpointing"],
+        "seq_len": int(row["seq_len"]), "micro_batch": micro_batch, "steps": 1, "global_batch": micro_batch * chips,
+        "precision": "bf16" if row["model"] == "mixtral-8x22b" else "bf16-sharded", "attention": "flash",
+        "compile": True, "activation_checkpointing": read["activation_checkpointing"],
     }  # fmt: skip
     if tiles := _TILES.get(row["model"]):
         recipe["loss"] = {"kind": "chunked", "chunks": tiles}
-    if row["model"] == "mixtral-8x22b":
-        recipe["expert_dispatch"] = {"kind": "capacity", "factor": 1.25}
+    if row["model"].startswith("mixtral"):
+        recipe["expert_dispatch"] = _DROPPED
     layout = {"replicate": slices, "shard": chips // slices, "expert": _ways(row, "ep")}
     return {"model": _model(row), "recipe": recipe, "layout": layout, "cluster": {"devices_per_node": chips // slices}}
 

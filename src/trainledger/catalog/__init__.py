@@ -139,6 +139,7 @@ def _device(name: str) -> Device:
         usable_source=entry.get("usable_memory_source", ""),
         compute_capability=float(entry["compute_capability"]) if "compute_capability" in entry else None,
         multiprocessors=entry.get("multiprocessors"),
+        matrix_unit=entry.get("matrix_unit"),
         efficiency=efficiency(name),
         overheads=tuple(overheads().values()),
         published=published(name),

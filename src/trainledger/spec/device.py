@@ -227,10 +227,10 @@ class Device:
     NVIDIA's generation number.
     ``link_bytes_per_second`` goes one way. ``unverified`` names the numbers that were not read in the source.
     ``basis`` is ``assumed`` for a data sheet and ``measured`` for a calibration. ``multiprocessors`` compute
-    tiles of a matmul in parallel. ``efficiency`` is the share of the data sheet that the device reaches; None: not
-    known, so that times are bounds. ``clock`` is the share of the clock under a power limit. ``overheads`` is its
-    memory outside tensors, ``published`` what runs on such devices reported, ``errors`` what predictions of published
-    runs were off by.
+    tiles of a matmul in parallel; ``matrix_unit`` is the width of a systolic array. ``efficiency`` is the share of the
+    data sheet that the device reaches; None: not known, so that times are bounds. ``clock`` is the share of the clock
+    under a power limit. ``overheads`` is its memory outside tensors, ``published`` what runs on such devices reported,
+    ``errors`` what predictions of published runs were off by.
     """
 
     name: str
@@ -250,6 +250,7 @@ class Device:
     usable_source: str = ""
     compute_capability: float | None = None
     multiprocessors: int | None = None
+    matrix_unit: int | None = None
     efficiency: Efficiency | None = None
     clock: float = 1.0
     overheads: tuple[Overhead, ...] = ()

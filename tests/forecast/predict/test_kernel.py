@@ -63,6 +63,20 @@ def test_no_attention_is_faster_than_the_pairs_that_it_computes(shape, efficienc
     assert seconds >= flops * computed_share(queries, keys, causal) / 1e12 * (1 - 1e-12)
 
 
+@given(attentions, efficiencies)
+def test_narrow_heads_take_the_time_of_those_that_fill_a_systolic_array(shape, efficiency):
+    """Of 256 rows: heads of 128 take as long as heads of 256 with twice their FLOPs; no softmax is timed here."""
+    for width, times in ((128, 2), (256, 1)):
+        seconds = attention_seconds(
+            "flash_attention", "bf16", (*shape[:3], width, width, shape[5]), width, 1e12, efficiency, None,
+            matrix_unit=256,
+        )  # fmt: skip
+        wide = attention_seconds(
+            "flash_attention", "bf16", (*shape[:3], 256, 256, shape[5]), times * width, 1e12, efficiency, None
+        )
+        assert seconds == pytest.approx(wide)
+
+
 @given(st.integers(1, 5000), st.integers(1, 5000), st.booleans())
 def test_what_a_causal_kernel_computes_is_at_least_the_pairs_that_count(queries, keys, causal):
     counted = sum(min(keys, place + 1) for place in range(queries)) if queries >= keys else None

@@ -334,6 +334,11 @@ PRETRAINERS: dict[str, tuple[dict[str, Any], int, dict[str, Any]]] = {
             "recipe.framework": "jax",
         },
     ),
+    "places of MaxText's experts": (
+        MAXTEXT | {"model_name": "mixtral-8x7b", "sparse_matmul": False, "capacity_factor": 1.5},
+        8,
+        {"recipe.expert_dispatch.kind": "capacity", "recipe.expert_dispatch.factor": 1.5},
+    ),
     "layers' inputs of MaxText in host memory": (
         MAXTEXT | {"decoder_layer_input": "offload", "query_proj": "offload", "remat_policy": "custom"},
         8,

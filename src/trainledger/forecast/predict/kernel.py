@@ -17,7 +17,7 @@ from trainledger.ledger.core.sizes import greater, smaller
 from trainledger.ledger.entry import Int
 from trainledger.spec.device import Efficiency
 from trainledger.spec.frozen import frozen
-from trainledger.spec.units import ceil_div
+from trainledger.spec.units import ceil_div, round_up
 
 Real = Any  # float for one run, an array for many at once
 
@@ -155,11 +155,13 @@ def _alignment(shape: tuple[Int, ...], dtype: str, efficiency: Efficiency) -> Re
 
 def attention_seconds(
     name: str, dtype: str, shape: tuple[Int, ...], flops: Int, peak: float, efficiency: Efficiency,
-    multiprocessors: int | None, compute_capability: float | None = None,
+    multiprocessors: int | None, compute_capability: float | None = None, matrix_unit: int | None = None,
 ) -> Real:  # fmt: skip
     """Seconds of a fused attention kernel, forward or backward by its name, its bytes left out.
 
-    ``flops`` are dense; a causal kernel leaves out the blocks above the diagonal (`computed_share`).
+    ``flops`` are dense; a causal kernel leaves out the blocks above the diagonal (`computed_share`). Heads that are
+    narrower than a systolic array leave the rest of it idle: two matmuls of 128 take as long on 256 rows and columns as
+    one of 256 (AI-Hypercomputer/maxtext, docs/guides/optimization/custom_model.md, e591f30).
     """
     sequences, queries, keys, width, value_width, causal = shape
     backward = "backward" in name
@@ -173,6 +175,9 @@ def attention_seconds(
             share = min(1.0, share * _cudnn(compute_capability or 0.0))
         mean_width = (width + value_width) / 2
         narrow = mean_width / (mean_width + SOFTMAX_WIDTH) * (FULL_WIDTH + SOFTMAX_WIDTH) / FULL_WIDTH
+        if matrix_unit is not None:
+            filled = round_up(width, matrix_unit) + round_up(value_width, matrix_unit)
+            share = share * (width + value_width) / filled
         share = share * smaller(1.0, narrow) * keys / (keys + efficiency.attention_length)
     blocks = sequences * ceil_div(keys if backward else queries, ATTENTION_BLOCK)
     idle = greater(1.0, (multiprocessors or 1) / blocks)  # too few blocks leave multiprocessors without work

@@ -203,7 +203,7 @@ def _on_device(entry: Entry, device: Device) -> EntryTime:
     elif computes and entry.kind == "attention":
         compute = attention_seconds(
             entry.name, entry.dtype, entry.shape, entry.flops, peak, efficiency, device.multiprocessors,
-            device.compute_capability,
+            device.compute_capability, device.matrix_unit,
         )  # fmt: skip
     elif computes:
         compute = matmul_seconds(_padded(entry), entry.dtype, peak, efficiency, device.multiprocessors)

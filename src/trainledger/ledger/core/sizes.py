@@ -136,6 +136,11 @@ class Sizes:
         return self.framework in ("megatron-core", "megatron-local")
 
     @property
+    def by_masks(self) -> bool:
+        """Tokens go to places of experts and back as matmuls with masks (MaxText, src/maxtext/layers/moe.py)."""
+        return self.framework == "jax" and self.capacity_factor is not None
+
+    @property
     def routes_own(self) -> bool:
         """Tensor ranks route their own tokens to experts (Megatron-LM's sequence parallelism), and not all of them."""
         # core/transformer/moe/moe_layer.py refuses to train tensor ranks without sequence parallelism.

@@ -19,6 +19,7 @@ from trainledger.ledger.model.routing import (
     balance_loss,
     dispatch,
     from_experts,
+    masked,
     route,
     scattered,
     sum_to,
@@ -139,12 +140,12 @@ def _routed(tape: Tape, sizes: Sizes, leaves: BlockLeaves, x: Array, read: Array
     stack = Places(S * split, routed * split, here, where.expert, ends, along)
     if sizes.layout.sends_to_nodes:
         y = _stack(tape, sizes, leaves, *to_nodes(tape, sizes, x), stack)
-    elif alone:
-        y = _stack(tape, sizes, leaves, to_experts(tape, x, where, K), None, stack)
-    elif sends == "all":
+    elif not alone and sends == "all":
         y = _stack(tape, sizes, leaves, from_all(tape, sizes, x, S * split), None, stack)
     else:
-        y = _over_ranks(tape, sizes, leaves, to_experts(tape, x, where, K), stack)
+        rows = masked(tape, sizes, x, S) if sizes.by_masks else to_experts(tape, x, where, K)
+        y = _stack(tape, sizes, leaves, rows, None, stack) if alone else _over_ranks(tape, sizes, leaves, rows, stack)
+        del rows
     weights = routes.weights
     if along is None:  # the copy lives until the loss of balance is there, as in engine.nn
         turned = not is_one(K) and not is_one(N)
@@ -169,6 +170,8 @@ def _mixed(tape: Tape, sizes: Sizes, y: Array, where: Dispatch, weights: Array, 
         return scattered(tape, y, where.place, width, keeps=sizes.deterministic)
     if layout.sends_to_nodes:  # routes' weights come along, and what is sent back is their sum
         return from_nodes(tape, sizes, _multiply(tape, y, weights, narrow=1))
+    if sizes.by_masks:
+        return masked(tape, sizes, y, N, weights)
     return sum_to(tape, _multiply(tape, from_experts(tape, y, where), weights, narrow=1), width)
 
 

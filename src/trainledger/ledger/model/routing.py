@@ -6,6 +6,9 @@ S places of all experts.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from trainledger.ledger import rules
 from trainledger.ledger.core.graph import Array, BlockLeaves, Gradients
 from trainledger.ledger.core.sizes import Sizes, is_one
 from trainledger.ledger.core.tape import Tape
@@ -206,6 +209,29 @@ def to_experts(tape: Tape, x: Array, where: Dispatch, per_token: int) -> Array:
     """The token of each place."""
     token = tape.pointwise("remainder", where.route)
     return _moved(tape, x, token, where.empty, where.place, where.dropped, copies=per_token)
+
+
+def masked(tape: Tape, sizes: Sizes, x: Array, rows: Int, weights: Array | None = None) -> Array:
+    """So many rows, each a sum of a sequence's rows of x by a mask [T, S / B] (Lepikhin et al. 2020, arXiv 2006.16668).
+
+    Masks are made within the matmuls, and have a gradient where they hold ``weights``. None of it is a model FLOP.
+    """
+    B, D, size = sizes.B, sizes.spec.expert_d_model, x.elements
+    old = size // D
+
+    def matmul(reads: Sequence[Array], elements: Int, m: Int, n: Int, k: Int) -> Array:
+        flops = rules.matmul_flops(B * m, n, k)
+        shape = (B, m, n, k)
+        return tape.make("einsum", "matmul", *reads, elements=elements, flops=flops, model_flops=0, shape=shape)
+
+    def backward(g: Array, *saved: Array) -> Gradients:
+        dx = matmul([g], size, old // B, D, rows // B)
+        return [dx, *(matmul([g, saved[0]], each.elements, rows // B, old // B, D) for each in saved[1:])]
+
+    y = matmul([x], rows * D, rows // B, D, old // B)
+    targets, saved = ([x.node], ()) if weights is None else ([x.node, weights.node], (x, weights))
+    y.node = tape.node(targets, saved, backward)
+    return y
 
 
 def scattered(tape: Tape, y: Array, index: Array, elements: Int, *, keeps: bool) -> Array:

@@ -246,6 +246,12 @@ def _recipe(read: Reading, layout: Mapping[str, Any], data_ranks: int) -> dict[s
                 "moves all saved activations to host memory, which is accounted for with gradient checkpointing alone"
             )
             read.refuse(read.key_of("run.inputs_on_host"), True, rule)
+    if said.get("run.places"):
+        if (factor := said.get("run.capacity", -1.0)) > 0:
+            section["expert_dispatch"] = {"kind": "capacity", "factor": factor}
+        else:
+            rule = f"computes experts densely, which is not accounted for without {read.key_of('run.capacity')}"
+            read.refuse(read.key_of("run.places"), False, rule, True)
     if policy := read.group("remat"):
         section["activation_checkpointing"] = _named(read, policy)
     if said.get("run.selective") and (every := said.get("run.every")):
