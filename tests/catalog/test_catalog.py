@@ -361,7 +361,8 @@ def test_every_file_names_its_source_and_date_and_nothing_unknown(path):
     elif path.parent.name == "devices":
         more = {"memory", "memory_bandwidth", "link", "link_bandwidth", "power_watts", "unverified", "peak"}
         assert set(entry) <= known | more | {"usable_memory", "usable_memory_source", "compute_capability", "node"} | {
-            "multiprocessors"
+            "multiprocessors",
+            "matrix_unit",
         }
         assert ("usable_memory" in entry) == ("usable_memory_source" in entry)
         numbers = {f"peak.{each}" for each in entry["peak"]} | more | {"multiprocessors"}

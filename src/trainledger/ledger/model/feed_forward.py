@@ -138,14 +138,18 @@ def _routed(tape: Tape, sizes: Sizes, leaves: BlockLeaves, x: Array, read: Array
     here, ends = spec.experts.n_experts // sizes.layout.expert, where.ends if places is None else None
     along = _going_along(tape, sizes, routes.weights, S * split)
     stack = Places(S * split, routed * split, here, where.expert, ends, along)
+
+    def sent() -> Array:
+        return masked(tape, sizes, x, S) if sizes.by_masks else to_experts(tape, x, where, K)
+
     if sizes.layout.sends_to_nodes:
         y = _stack(tape, sizes, leaves, *to_nodes(tape, sizes, x), stack)
-    elif not alone and sends == "all":
+    elif alone:
+        y = _stack(tape, sizes, leaves, sent(), None, stack)
+    elif sends == "all":
         y = _stack(tape, sizes, leaves, from_all(tape, sizes, x, S * split), None, stack)
     else:
-        rows = masked(tape, sizes, x, S) if sizes.by_masks else to_experts(tape, x, where, K)
-        y = _stack(tape, sizes, leaves, rows, None, stack) if alone else _over_ranks(tape, sizes, leaves, rows, stack)
-        del rows
+        y = _over_ranks(tape, sizes, leaves, sent(), stack)
     weights = routes.weights
     if along is None:  # the copy lives until the loss of balance is there, as in engine.nn
         turned = not is_one(K) and not is_one(N)
