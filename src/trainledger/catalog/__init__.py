@@ -295,7 +295,6 @@ def overheads() -> dict[str, Overhead]:
     >>> overheads()["cublas_workspace"].nbytes
     8519680
     """
-    entries = _table("overheads.toml")
     return {
         name: Overhead(
             name=name,
@@ -305,7 +304,7 @@ def overheads() -> dict[str, Overhead]:
             nbytes=parse_nbytes(entry["nbytes"]) if isinstance(entry.get("nbytes"), str) else entry.get("nbytes", 0),
             share=entry.get("share", 0.0),
         )
-        for name, entry in entries.items()
+        for name, entry in _table("overheads.toml").items()
     }
 
 
