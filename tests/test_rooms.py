@@ -150,17 +150,17 @@ CEILINGS: dict[str, tuple[int, int, int]] = {
     "catalog": (3, 268, 23),
     "cli": (15, 2132, 345),
     "engine": (70, 10635, 1123),
-    "forecast": (58, 10212, 901),
-    "ledger": (51, 8076, 619),
+    "forecast": (58, 10215, 901),
+    "ledger": (51, 8100, 622),
     "observe": (40, 5859, 628),
     "report": (13, 1722, 145),
-    "spec": (55, 8865, 492),
+    "spec": (55, 8872, 492),
     "tensors": (10, 1946, 108),
     "trace": (51, 9248, 770),
     "web": (28, 3935, 495),
 }
 # Of the whole: files, lines, ``fmt: skip``, short files with a single importer in their folder.
-MOST_FILES, MOST_LINES, MOST_SKIPS, MOST_LONE = 478, 104649, 150, 6
+MOST_FILES, MOST_LINES, MOST_SKIPS, MOST_LONE = 478, 104699, 150, 6
 
 
 @pytest.mark.parametrize("room", CEILINGS)
@@ -228,7 +228,7 @@ def lines_of(paths: Iterable[Path]) -> int:
     return sum(path.read_text(encoding="utf-8").count("\n") for path in paths)
 
 
-MOST_TEST_LINES = 76_196
+MOST_TEST_LINES = 76_230
 
 
 def test_tests_keep_below_their_ceiling() -> None:
