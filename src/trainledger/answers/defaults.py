@@ -17,7 +17,16 @@ from typing import Any
 
 from trainledger import catalog
 from trainledger.answers.machine import THIS_MACHINE, kernels_of
-from trainledger.answers.source import METHOD, Overrides, by_field, config_notes, known_device, model_section, parsed
+from trainledger.answers.source import (
+    METHOD,
+    Overrides,
+    by_field,
+    config_notes,
+    known_device,
+    lengths_notes,
+    model_section,
+    parsed,
+)
 from trainledger.forecast.plan.scaling_law import default_tokens_per_step
 from trainledger.ledger.model.parameters import parameters
 from trainledger.spec import runfile
@@ -103,7 +112,10 @@ def run_of_model(named: str | ModelSpec, overrides: Overrides, purpose: str = PL
         source=named.name if isinstance(named, ModelSpec) else named,
         explicit=runfile.written({}, overrides) | {f"model.{name}" for name in section},
         assumed=(*preset, *(each for each in assumed if each not in given)),
-        notes=config_notes(named) if isinstance(named, str) and named.endswith(".json") else (),
+        notes=(
+            *(config_notes(named) if isinstance(named, str) and named.endswith(".json") else ()),
+            *lengths_notes(overrides),
+        ),
         method=method,
     )
     return replace(run, origin=origin)

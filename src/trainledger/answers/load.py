@@ -17,6 +17,7 @@ from trainledger.answers.source import (
     config_notes,
     is_code,
     is_run_file,
+    lengths_notes,
     listed,
     parsed,
     refuse_code,
@@ -133,7 +134,8 @@ def load_file(
     given, table, where = listed(overrides), runfile.read_table(path), os.fspath(path)
     run, written = parsed(table, given, where), runfile.written(table, given)
     config = by_field(given).get("model.config", table.get("model", {}).get("config"))
-    origin = Origin(source=where, explicit=written, notes=config_notes(config) if config else ())
+    notes = (*(config_notes(config) if config else ()), *lengths_notes(given, table.get("data")))
+    origin = Origin(source=where, explicit=written, notes=notes)
     return _found(replace(run, origin=origin), written, search, progress)
 
 

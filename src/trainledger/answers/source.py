@@ -13,6 +13,7 @@ from trainledger.answers.machine import THIS_MACHINE
 from trainledger.spec import runfile
 from trainledger.spec.code import as_target, defined_in
 from trainledger.spec.device import Device
+from trainledger.spec.durable import content_of, parse_json
 from trainledger.spec.model import ModelSpec
 from trainledger.spec.parts import explicit, fields_of
 from trainledger.spec.problem import InvalidInput, Problem
@@ -216,3 +217,14 @@ def config_notes(path: str) -> tuple[str, ...]:
     from trainledger.spec.convert.huggingface import left_out, read_json
 
     return tuple(left_out(read_json(Path(path))))
+
+
+def lengths_notes(overrides: Overrides, data: object = None) -> tuple[str, ...]:
+    """A sentence on rows of ``data.lengths`` whose file counts bytes, which a plan takes for tokens."""
+    said = data.get("lengths") if isinstance(data, Mapping) else None
+    named = by_field(overrides).get("data.lengths", said)
+    counted = parse_json(content_of(named)) if isinstance(named, str) and os.path.isfile(named) else None
+    if not isinstance(counted, Mapping) or counted.get("tokenizer") != "bytes":
+        return ()
+    rule = "trainledger data TEXT --set data.tokenizer=TOKENIZER.json --lengths FILE counts a model's tokens"
+    return (f"data.lengths counts bytes ({named}), each taken for a token: a text has about a quarter as many; {rule}",)

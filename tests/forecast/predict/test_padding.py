@@ -23,6 +23,7 @@ from torch.utils.flop_counter import FlopCounterMode
 import trainledger as tl
 from trainledger import catalog
 from trainledger.answers.load import load, resolve
+from trainledger.answers.pages.padded_rows import lines_of as facts
 from trainledger.cli import main
 from trainledger.engine.data.lengths import binned
 from trainledger.engine.nn.transformer import build
@@ -137,6 +138,8 @@ def test_real_batches_of_a_file_have_the_padding_that_is_planned(
     assert counted_by["tokenizer"] == "bytes"
     assert len(counted_by["lengths"]) <= 160
     assert sum(count for _, count in counted_by["lengths"]) == len(texts)
+    said = [words for name, words in facts(tl.plan("gpt2", {"data.lengths": str(kept)})) if name == "counted"]
+    assert said[0].startswith(f"data.lengths counts bytes ({kept}), each taken for a token")
     for batch in (1, 8, 32):
         run = resolve("gpt2", {"recipe.seq_len": 1024, "recipe.global_batch": batch, "data.lengths": str(kept)})
         planned = tl.plan(run).padding

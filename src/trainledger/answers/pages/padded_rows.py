@@ -15,6 +15,7 @@ def lines_of(plan: Plan) -> Iterator[tuple[str, str]]:
         return
     cut = f" ({rows.cut:,} cut at {recipe.seq_len:,})" if rows.cut else ""
     mean = f"{rows.rows:,} rows{cut} of {rows.tokens / rows.rows:,.0f} tokens in the mean"
+    yield from (("counted", note) for note in plan.run.origin.notes if note.startswith("data.lengths counts"))
     longest = f"padded to the longest of {rows.micro_batch:,}: {rows.padded:,.0f}" if rows.micro_batch > 1 else "alone"
     waste = format_percent(rows.waste)
     yield "rows", f"{mean}, {longest}; {waste} of the tokens computed are padding, which MFU counts"

@@ -87,7 +87,10 @@ def train(
 
         def refuse_untrained() -> None:
             if run.data.lengths is not None:
-                rule = "is of padded rows, which plan, fit and layouts take; train packs documents into full ones"
+                rule = (
+                    "is of padded rows, which plan, fit and layouts take; train packs the documents of data.path into "
+                    "rows of recipe.seq_len, so that its steps are those of a plan without data.lengths"
+                )
                 raise InvalidInput([Problem("data.lengths", None, rule, "--set data.lengths=none")])
             refuse(run.recipe.precision, run.recipe)
             refuse_launches(run.recipe, str(ranks.device))
