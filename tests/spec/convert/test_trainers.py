@@ -224,8 +224,29 @@ def test_reward_models_have_scores(tmp_path: Path) -> None:
     assert not run.model.tie_embeddings
     assert run.recipe.lora is not None
     assert run.recipe.lora.whole == ("lm_head",)
-    file = written(tmp_path, AXOLOTL | {"reward_model": True, "num_labels": 1})
-    assert resolve(file).model.head_rows == 1
+    for values in (AXOLOTL | {"reward_model": True, "num_labels": 1}, FACTORY | {"stage": "rm"}):
+        run = resolve(written(tmp_path, values))
+        assert (run.recipe.objective.kind, run.model.head_rows) == ("reward", 1)
+
+
+def test_a_launch_of_distillation_has_both_models() -> None:
+    line = (
+        "accelerate launch --num_processes 2 examples/scripts/gkd.py --model_name_or_path Qwen/Qwen3-0.6B --lmbda 0 "
+        "--teacher_model_name_or_path Qwen/Qwen3-8B --per_device_train_batch_size 4"
+    )
+    run = resolve(line)
+    assert table_of(run.recipe.objective) == {
+        "kind": "distillation", "temperature": 0.9, "kd_ratio": 1.0, "teacher_weights": None,
+    }  # fmt: skip
+    assert run.teacher is not None
+    assert (run.model.name, run.teacher.name) == ("qwen3-0.6b", "qwen3-8b")
+    assert (run.recipe.micro_batch, run.layout.replicate, run.recipe.loss.kind) == (4, 2, "full")
+    assert any("a lower bound" in note for note in run.origin.notes)
+    with pytest.raises(InvalidInput, match=r"share of batches whose text the student generates.*that works: 0"):
+        resolve(line.replace("--lmbda 0 ", ""))
+    without = line.replace("--teacher_model_name_or_path Qwen/Qwen3-8B ", "")
+    with pytest.raises(InvalidInput, match="teacher: is missing"):
+        resolve(without)
 
 
 def test_adapters_of_experts_are_read() -> None:
@@ -273,7 +294,6 @@ def test_a_deepspeed_file_is_opened(tmp_path: Path) -> None:
         (AXOLOTL | {"num_epochs": 10**300}, "num_epochs", "must be a number above 0, at most 1,000,000", 1),
         (AXOLOTL | {"num_epochs": "1e300"}, "num_epochs", "must be a number above 0, at most 1,000,000", 1),
         (AXOLOTL | {"load_in_4bit": True}, "weights in 4 bits", "need an adapter", None),
-        (FACTORY | {"stage": "rm"}, "stage", "trains another head", "sft"),
         (FACTORY | {"use_galore": True}, "use_galore", "projects gradients", "use_galore: false"),
         (FACTORY | {"quantization_bit": 2}, "quantization_bit", "must be 4 or 8", 4),
     ],

@@ -82,6 +82,8 @@ def from_values(
     model, sizes = _model(read)
     layout, count, data_ranks = _layout(read, devices)
     table = {"recipe": _recipe(read, layout, data_ranks), "layout": layout, "cluster": {"count": count}}
+    if teacher := read.said.get("run.teacher"):
+        table["teacher"] = {"preset": teacher}
     if read.problems:
         raise InvalidInput(read.problems, where)
     meanings = (read.table["fields"].get(key, "") for key in read.supplied)
@@ -206,8 +208,8 @@ def _recipe(read: Reading, layout: Mapping[str, Any], data_ranks: int) -> dict[s
         answered = OBJECTIVES[kind]
         own = {name: value for name, value in read.group("objective").items() if name in answered.__dataclass_fields__}
         section["objective"] = {"kind": kind} | own
-        section |= {name: answered.answers * size for name, size in batch.items()}
-        section |= {"loss": "full"} if kind == "reward" else {}
+        section |= {name: (answered.answers or 1) * size for name, size in batch.items()}
+        section |= {"loss": "full"} if kind in ("reward", "distillation") else {}
     if read.epochs:
         section["steps"] = 1
     adapter = said.get("run.adapter") or None
