@@ -247,13 +247,15 @@ def put_overrides(
 ) -> None:
     """Put overrides into the sections of a file, whose fields are those of ``classes``; what is wrong joins problems.
 
-    A value of None (or empty text) takes the field out.
+    A value of None (or empty text) takes the field out, or all of a section.
     """
     pairs = overrides.items() if isinstance(overrides, Mapping) else _split(classes, overrides, problems)
     for key, value in pairs:
         section, dot, name = str(key).partition(".")
         if section == "layout" and not dot and value == AUTO:
             sections[section][AUTO] = True
+        elif section in classes and not dot and value is None:
+            sections[section] = {}
         elif section == "layout" and not dot:
             rule = f'must be "{AUTO}", or is set field by field, such as layout.tensor=8'
             problems.append(Problem(section, value, rule, AUTO))
