@@ -239,16 +239,26 @@ def is_again(recipe: Recipe, group: int) -> bool:
     return again.kind == "segments"
 
 
+def linear_layers(spec: ModelSpec, kind: LayerKind) -> list[str]:
+    """The weights of the linear layers of a layer of this kind by name."""
+    attend: tuple[str, ...] = ATTENTION[:4]
+    if spec.latent is not None:
+        queries = ("q_proj",) if spec.latent.q_rank is None else ("q_a_proj", "q_b_proj")
+        attend = (*queries, *ATTENTION[-2:], "o_proj")
+    mixture, feed = spec.experts if kind.experts else None, MLP if spec.feed_forward.gated else MLP[1:]
+    if mixture is not None:
+        has = (mixture.shared_gate, mixture.expert_d_model, mixture.expert_d_model)
+        beside = tuple(name for name, there in zip(BESIDE_EXPERTS, has, strict=True) if there)
+        feed = (*(feed if mixture.n_shared else ()), *beside)
+    parts = (("self_attn", attend if kind.attends else ()), ("mlp", feed if kind.feeds else ()))
+    return [f"{part}.{name}.weight" for part, names in parts for name in names]
+
+
 def first_adapted(spec: ModelSpec, lora: Lora) -> int:
     """The number of the first layer with adapters, counted from 0: those before it have no backward."""
     for layer in range(spec.leading_layers + period_of(spec)):
-        kind, mixture = kind_of(spec, layer), spec.experts
-        names = [f"self_attn.{name}.weight" for name in ATTENTION if kind.attends]
-        if kind.feeds and not (kind.experts and mixture is not None and not mixture.n_shared):
-            names += [f"mlp.{name}.weight" for name in MLP]
-        if kind.experts:
-            names += [f"mlp.{name}.weight" for name in BESIDE_EXPERTS]
-        if (kind.experts and lora.of_experts) or any(is_target(name, lora.targets) for name in names):
+        kind = kind_of(spec, layer)
+        if (kind.experts and lora.of_experts) or any(is_target(n, lora.targets) for n in linear_layers(spec, kind)):
             return layer
     return 0
 

@@ -11,7 +11,6 @@ from rank_runs import run_of, train_on_ranks
 from spread_runs import SPREAD, told, train_alone
 from test_drawn_layouts import differences
 from test_parallel_ranks import GPT2, Case, check, run_for_real, tables
-from tiny_run import TINY
 
 from trainledger.answers.load import load
 from trainledger.engine.nn.init import initialize
@@ -65,6 +64,12 @@ TWO: dict[str, Case] = {
     "tensor, checkpointed, bf16-mixed": (
         {"tensor": 2}, {}, {**LORA, "activation_checkpointing": "full", "precision": "bf16-mixed"}
     ),
+    "tensor, dora": ({"tensor": 2}, {}, DORA),
+    "tensor, gpt2, dora, bf16-mixed": ({"tensor": 2}, GPT2, {**DORA, "precision": "bf16-mixed"}),
+    "tensor, sequence, dora, dropout": (
+        {"tensor": 2, "sequence_parallel": True}, {}, {**DORA, "lora.dropout": 0.1, "micro_batch": 4}
+    ),
+    "tensor, dora, checkpointed": ({"tensor": 2}, {}, {**DORA, "activation_checkpointing": "full"}),
     "tensor, embedding and head": ({"tensor": 2}, {}, {**LORA, **WHOLE}),
     "ddp, dora": ({"replicate": 2}, {}, {**DORA, "global_batch": 4}),
     "zero 2, dora, odd sizes": ({"shard": 2, "zero": 2}, ODD, DORA),
@@ -98,6 +103,7 @@ FOUR: dict[str, Case] = {
     "zero 2 over four, odd sizes": ({"shard": 4, "zero": 2}, ODD, {**LORA, "lora.base_format": "nf4"}),
     "tensor over four": ({"tensor": 4}, {"attention.n_kv_heads": 4, "attention.n_heads": 4}, LORA),
     "tensor and fsdp": ({"tensor": 2, "shard": 2}, {}, LORA),
+    "tensor and fsdp, dora": ({"tensor": 2, "shard": 2}, {}, DORA),
     "tensor, sequence and fsdp": ({"tensor": 2, "shard": 2, "sequence_parallel": True}, {}, {**LORA, "micro_batch": 4}),
     "zero 1 over four, odd sizes": ({"shard": 4, "zero": 1}, ODD, LORA),
 }
@@ -128,8 +134,13 @@ OVER_TENSOR = {"tensor": {"tensor": 2}, "tensor and sequence": {"tensor": 2, "se
         (OVER_TENSOR, {"lora.whole": ["embed_tokens", "lm_head"]}),
         ({"shards": {"shard": 2}}, {"lora.dora": True, "lora.base_format": "int8"}),
         ({"tensor": {"tensor": 2}}, {"lora.dropout": 0.1}),
+        (OVER_TENSOR, {"lora.dora": True}),
+        (
+            {"expert ranks": {"shard": 2, "expert": 2}},
+            {"lora.targets": ["linear", "experts"], "model": {**EXPERTS, "feed_forward.per_token": 4}},
+        ),
     ],
-    ids=["data ranks", "tensor ranks", "dora", "dropout over tensor ranks"],
+    ids=["data ranks", "tensor ranks", "dora", "dropout over tensor ranks", "dora over tensor ranks", "expert ranks"],
 )
 def test_trained_adapters_are_those_of_one_process_and_resume_with_the_same_bits(
     layouts: dict[str, dict[str, Any]], adapters: dict[str, Any], tmp_path: Path
@@ -138,7 +149,8 @@ def test_trained_adapters_are_those_of_one_process_and_resume_with_the_same_bits
         "steps": 6, "global_batch": 8, "micro_batch": 2, "checkpoints.every": 3, "lora.rank": 3, **adapters,
         "optimizer.epsilon": 1e-5,
     }  # fmt: skip
-    start = build(TINY, run_of({"fields": fields}).recipe)
+    alike = run_of({"fields": fields})
+    start = build(alike.model, alike.recipe)
     initialize(start, seed=5)
     write_start(start, tmp_path / "start")
     fields["initial_weights"] = str(tmp_path / "start")

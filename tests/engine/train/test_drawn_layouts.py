@@ -48,12 +48,16 @@ def drawn(random: Random) -> dict[str, Any]:
     fields: dict[str, Any] = {"activation_checkpointing": random.choice(("none", "none", "full"))}
     if axes["context"] * axes["pipeline"] == 1 and random.random() < 0.5:
         fields |= {"lora.rank": 2, "lora.targets": random.choice((("linear",), ("q_proj",), ("o_proj", "up_proj")))}
+        fields["lora.dora"] = random.choice((False, True))
         if axes["tensor"] == 1:
             fields |= {"lora.base_format": random.choice((None, "bf16", "int8", "nf4"))}
-            fields |= {"lora.dropout": random.choice((0.0, 0.1)), "lora.dora": random.choice((False, True))}
-    elif axes["tensor"] == 1 and random.random() < 0.6:
+            fields |= {"lora.dropout": random.choice((0.0, 0.1))}
+    if axes["tensor"] == 1 and random.random() < 0.4:
         layout["expert"] = random.choice([each for each in (1, 2, 4) if ranks % each == 0])
         model, fields["load_balance_loss"] = model | EXPERTS, random.choice((0.0, 0.05))
+        if "lora.rank" in fields and not fields["lora.dora"]:
+            ways = {0.0: ("weights", "rows")}.get(fields["lora.dropout"], ("rows",))
+            fields |= {"lora.targets": (*fields["lora.targets"], "experts"), "lora.experts": random.choice(ways)}
     fields |= {"model": model, "steps": STEPS, "global_batch": 8, "micro_batch": random.choice((1, 2))}
     # Adam divides a gradient by its own size: where that is rounding, a small epsilon makes a whole step of it.
     fields |= {"optimizer.epsilon": 1e-5, "checkpoints.every": STEPS, "evaluation.every": STEPS}

@@ -90,6 +90,9 @@ def test_a_run_goes_on_in_other_layouts_and_back(trained: Path, tmp_path: Path) 
 
 ALL: dict[str, Any] = {**EXPERTS, "feed_forward.per_token": 4}
 FULL: dict[str, Any] = {"activation_checkpointing": "full"}
+LORA: dict[str, Any] = {"lora.rank": 3}
+ON_EXPERTS: dict[str, Any] = {**LORA, "lora.targets": ["linear", "experts"]}
+BY_ROWS: dict[str, Any] = {**LORA, "lora.targets": ["experts"], "lora.experts": "rows"}
 BOOKS: dict[int, dict[str, Case]] = {
     2: {
         "dropless": ({"shard": 2, "expert": 2}, ALL, {"load_balance_loss": 0.01}),
@@ -97,6 +100,12 @@ BOOKS: dict[int, dict[str, Case]] = {
         "places": ({"shard": 2, "expert": 2}, EXPERTS | LATENT, WAYS["places"]),
         "context": ({"context": 2, "expert": 2}, ALL, {"load_balance_loss": 0.01}),
         "checkpointed": ({"shard": 2, "expert": 2}, ALL, FULL),
+        "adapters": ({"shard": 2, "expert": 2}, ALL, {**LORA, "precision": "bf16-mixed"}),
+        "adapters on experts": ({"shard": 2, "expert": 2}, ALL, ON_EXPERTS),
+        "adapters on experts, nf4": ({"shard": 2, "expert": 2}, ALL, {**ON_EXPERTS, "lora.base_format": "nf4"}),
+        "adapters by rows, dropout": ({"shard": 2, "expert": 2}, ALL | LATENT, {**BY_ROWS, "lora.dropout": 0.1}),
+        "adapters on experts, places": ({"shard": 2, "expert": 2}, EXPERTS, {**ON_EXPERTS, **WAYS["places"]}),
+        "adapters on experts, bf16": ({"shard": 2, "expert": 2}, ALL, {**ON_EXPERTS, "precision": "bf16-sharded"}),
     },
     4: {
         "dropless": ({"shard": 4, "expert": 2}, ALL, {}),
@@ -104,6 +113,9 @@ BOOKS: dict[int, dict[str, Case]] = {
         "places": ({"shard": 4, "expert": 2}, EXPERTS, WAYS["places"]),
         "checkpointed": ({"shard": 4, "expert": 2}, ALL, FULL),
         "replicas": ({"shard": 2, "replicate": 2, "expert": 2}, ALL, {}),
+        "adapters on experts": ({"shard": 4, "expert": 2}, ALL, ON_EXPERTS),
+        "adapters by rows": ({"shard": 4, "expert": 2}, ALL, {**BY_ROWS, "precision": "bf16"}),
+        "adapters on experts, replicas": ({"shard": 2, "replicate": 2, "expert": 2}, ALL, ON_EXPERTS),
     },
 }
 NAMES = [(world, name) for world, cases in BOOKS.items() for name in cases]
@@ -139,10 +151,10 @@ def first(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[int, str], dic
 def test_memory_of_the_first_rank_is_the_ledgers(
     first: dict[tuple[int, str], dict[str, Any]], world: int, name: str
 ) -> None:
-    """But for the sum of losses, 4 bytes, and in blocks that run again, for numbers of rows."""
+    """But for the sum of losses, 4 bytes, and for numbers of rows where the peak is while experts compute."""
     facts = first[world, name]
     ledger = ledgers_by_rank(load(tables(BOOKS[world][name])))[0]
-    assert 0 <= facts["peak"] - ledger.peak().nbytes <= (80 if name == "checkpointed" else 4)
+    assert 0 <= facts["peak"] - ledger.peak().nbytes <= (80 if name.startswith(("adapters", "checkpointed")) else 4)
     assert sum(sent(ledger).values()) == sum(times for *_, times in facts["collectives"])
 
 

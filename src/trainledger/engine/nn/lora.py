@@ -141,29 +141,11 @@ class AdaptedLinear(nn.Module):
             return y
         z = torch.native_dropout(x, self.dropout, True)[0] if self.training and self.dropout else x
         if self.lora_magnitude is not None:
-            dropped = bool(self.training and self.dropout)
-            return (y + self._magnified(z, y, self.lora_magnitude, dropped=dropped)).to(y.dtype)
+            dtype, stored = self.lora_a.dtype, self.base_format is not None
+            weight = (lambda: self.wide(dtype)) if stored else (lambda: self.weight.to(dtype))
+            parts = (self.lora_a, self.lora_b, self.lora_magnitude)
+            return (y + magnified(z, y, weight, self.bias, *parts, self.scale, dropped=z is not x)).to(y.dtype)
         return y + F.linear(F.linear(z, self.lora_a), self.lora_b) * self.scale
-
-    # Operation by operation as PEFT 0.21 (tuners/lora/dora.py): the identity goes through both factors, and what the
-    # norm is taken of lives until the output is there. The norm gets no gradient (Liu et al. 2024, section 4.3).
-    def _magnified(self, z: Tensor, y: Tensor, magnitude: Tensor, *, dropped: bool) -> Tensor:
-        """What DoRA adds to the frozen layer's output y [..., O] of an input z [..., I]."""
-        a, b = self.lora_a, self.lora_b
-        assert a is not None
-        assert b is not None
-        eye = torch.eye(self.shape[1], dtype=a.dtype, device=a.device)
-        low = F.linear(eye, a.detach())
-        delta = F.linear(low, b.detach()).to(a.dtype).T
-        matrix = self.weight.to(a.dtype) if self.base_format is None else self.wide(a.dtype)
-        factor = (magnitude / torch.linalg.vector_norm(matrix + delta * self.scale, dim=1)).view(1, -1)
-        result = F.linear(F.linear(z, a), b)
-        if dropped:
-            y = F.linear(z, matrix)
-        elif self.bias is not None:
-            y = y - self.bias
-        added: Tensor = (factor - 1) * y + factor * result * self.scale
-        return added
 
     def wide(self, dtype: torch.dtype) -> Tensor:
         """The frozen weight [O, I] as numbers of a format."""
@@ -187,8 +169,7 @@ class AdaptedLinear(nn.Module):
         """The norms of the rows of a weight [O, I] as it is stored: the magnitudes that DoRA begins with."""
         if self.base_format is not None and not whole.is_meta:
             whole = dequantize(list(codes_of(whole, self.base_format)), self.base_format, *self.shape, whole.dtype)
-        norms: Tensor = torch.linalg.vector_norm(whole, dim=1)
-        return norms
+        return row_norms(whole)
 
     def merged(self) -> Tensor:
         """The weight [O, I] that does alone what weight and adapter do together, in fp32."""
@@ -199,8 +180,35 @@ class AdaptedLinear(nn.Module):
             whole = whole + self.scale * (self.lora_b.float() @ self.lora_a.float())
             if self.lora_magnitude is None:
                 return whole
-            scaled: Tensor = whole * (self.lora_magnitude / torch.linalg.vector_norm(whole, dim=1))[:, None]
+            scaled: Tensor = whole * (self.lora_magnitude / row_norms(whole))[:, None]
             return scaled
+
+
+def row_norms(matrix: Tensor) -> Tensor:
+    """The norm of each row."""
+    norms: Tensor = torch.linalg.vector_norm(matrix, dim=1)
+    return norms
+
+
+# Operation by operation as PEFT 0.21 (tuners/lora/dora.py): the identity goes through both factors, and what the norm
+# is taken of lives until the output is there. The norm gets no gradient (Liu et al. 2024, section 4.3).
+def magnified(
+    z: Tensor, y: Tensor, wide: Callable[[], Tensor], bias: Tensor | None, a: Tensor, b: Tensor, magnitude: Tensor,
+    scale: float, *, dropped: bool, norms_of: Callable[[Tensor], Tensor] = row_norms,
+) -> Tensor:  # fmt: skip
+    """What DoRA adds to a frozen layer's output y [..., O] of an input z [..., I]; ``wide`` is its weight [O, I]."""
+    eye = torch.eye(a.shape[1], dtype=a.dtype, device=a.device)
+    low = F.linear(eye, a.detach())
+    delta = F.linear(low, b.detach()).to(a.dtype).T
+    matrix = wide()
+    factor = (magnitude / norms_of(matrix + delta * scale)).view(1, -1)
+    result = F.linear(F.linear(z, a), b)
+    if dropped:
+        y = F.linear(z, matrix)
+    elif bias is not None:
+        y = y - bias
+    added: Tensor = (factor - 1) * y + factor * result * scale
+    return added
 
 
 class _Frozen(torch.autograd.Function):

@@ -12,6 +12,7 @@ from operator import mul
 from typing import Any, TypeVar
 
 from trainledger.ledger.entry import BlockRun, Int, Loop, Storage
+from trainledger.ledger.entry import Group as Ranks
 from trainledger.spec.dtypes import nbytes_in
 from trainledger.spec.frozen import frozen
 from trainledger.spec.layers import Group, LayerKind
@@ -88,8 +89,9 @@ class Leaf:
     format it is held in; while there is a ``copy`` in another (`operations.gathered`), that is what is read.
     ``buffer`` is a gradient that is there all the time and is added to. ``linear`` is a linear layer's own way to
     multiply with it (`ops.linear`); ``float8`` says that the matmul is one in 8 or 4 bits, ``keeps_copy`` that its
-    backward gets the input's low copy, ``fused`` that its gradient is added up by its matmul. ``whole`` is the shape of
-    which a rank's rows are a part.
+    backward gets the input's low copy, ``fused`` that its gradient is added up by its matmul, ``alone`` that no other
+    rank has it, so that FSDP neither gathers nor casts it. ``whole`` is the shape of which a rank's rows are a part,
+    ``over`` the ranks that have parts of the rows whose norms a magnitude scales (DoRA).
     """
 
     def __init__(
@@ -98,18 +100,24 @@ class Leaf:
         self.path = path
         self.shape = shape
         self.whole = whole
-        self.elements = reduce(mul, shape, 1)
+        self.elements: Int = reduce(mul, shape, 1)
         self.decayed = len(shape) >= 2 and not path.endswith("bias")
         self.uses = 0
         self.trained = trained
         self.dtype = "fp32"
         self.copy: Array | None = None
         self.buffer: Array | None = None
-        self.float8 = self.keeps_copy = self.fused = False
+        self.float8 = self.keeps_copy = self.fused = self.alone = False
         self.linear: Callable[..., Array] | None = None
+        self.over: Ranks | None = None
         self.arrived = 0
         self.pending: Array | None = None
         self.gradient: Array | None = None
+
+    def resize(self, rows: Int) -> None:
+        """A rank's rows of the parameter instead of all; whoever multiplies with it sees them too."""
+        self.shape = (rows, *self.shape[1:])
+        self.elements = reduce(mul, self.shape, 1)
 
     def array(self) -> Array:
         """What an operation reads: the parameter, or its copy while there is one."""

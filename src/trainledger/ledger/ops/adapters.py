@@ -149,6 +149,12 @@ def _magnified(
     del scaled
     norm = tape.make("linalg_vector_norm", "reduction", joint, elements=d_out, flops=joint.elements)
     del joint
+    if magnitude.over is not None:  # of a layer that is cut by its inputs each rank has a part of every row
+        squares = tape.pointwise("pow", norm, dtype="fp32")
+        del norm
+        tape.all_reduce(magnitude.over, squares)
+        norm = op.cast(tape, tape.pointwise("sqrt", squares), dtype)
+        del squares
     factor = tape.pointwise("div", magnitude.array(), norm)
     factor.node = tape.node([magnitude.array().node], (norm,), lambda g, norm: [tape.pointwise("div", g, norm)])
     del norm

@@ -49,7 +49,7 @@ def weight(tape: Tape, leaf: Leaf) -> Array:
 def gather(tape: Tape, leaves: Iterable[Leaf]) -> None:
     """From here operations read low-precision copies of these parameters, where the precision has them gathered."""
     if tape.precision.copies == "gathered":
-        for leaf in leaves:
+        for leaf in (leaf for leaf in leaves if not leaf.alone):
             leaf.copy = cast(tape, leaf.held(), tape.compute_dtype)
             if leaf.copy.memory is not None:
                 leaf.copy.memory.record.of_parameter = True

@@ -155,13 +155,13 @@ class FullySharded(Hook):
     def _copy_out(self, unit: Unit, flat: list[Array]) -> None:
         with self.tape.at(unit.path):
             for part, buffer in zip(unit.gathered, flat, strict=True):
-                elements = part.sent.elements * part.group.ranks * several(part.group.ranks)
-                # Out of the flat buffer into one of the unsharded parameters (fsdp::split_with_sizes_copy).
-                copied = self.tape.make(
-                    "split_with_sizes_copy", "copy", buffer, elements=elements, category=COMMUNICATION
-                )
-                unit.full.append(copied)
-                del copied
+                self._copy_out_part(unit, part, buffer)
+
+    def _copy_out_part(self, unit: Unit, part: Part, buffer: Array) -> None:
+        elements = part.sent.elements * part.group.ranks * several(part.group.ranks)
+        # Out of the flat buffer into one of the unsharded parameters (fsdp::split_with_sizes_copy).
+        copied = self.tape.make("split_with_sizes_copy", "copy", buffer, elements=elements, category=COMMUNICATION)
+        unit.full.append(copied)
 
     def total(self, amount: Callable[[Part], Int]) -> Int:
         """An amount of each unit's parts, added up."""
@@ -173,7 +173,15 @@ class FullySharded(Hook):
 
     def own_elements(self) -> Int:
         """Trained elements of this rank's pieces, padding included."""
-        return self.total(lambda part: part.own) + sum(leaf.elements * count for leaf, count in self.whole)
+        whole = sum(leaf.elements * count for leaf, count in self.whole if leaf.trained)
+        return self.total(lambda part: part.own) + whole
+
+    @property
+    def frozen_nbytes(self) -> Int:
+        """Bytes of what is not trained: this rank's pieces, and experts that no other rank has."""
+        dtype = self.rank.run.recipe.precision.parameters
+        whole = sum(nbytes_in(leaf.elements, dtype) * count for leaf, count in self.whole if not leaf.trained)
+        return self.total(lambda part: part.frozen_nbytes) + whole
 
     def drop_gradients(self) -> None:
         """Free all gradients."""
@@ -221,13 +229,15 @@ class FullySharded(Hook):
     def _before_forward(self, unit: Unit) -> None:
         if not self.gathers or unit.full:
             return
-        # In forward the flat buffer of a block lives until the next block's is copied out, as FSDP2 overlaps that copy
-        # with the next gather (torch 2.13, _fsdp_param_group.py, wait_for_unshard: "save a reference to the current
-        # all-gather result to free after the next copy-out").
-        flat = self._gather(unit)
-        self.arrived = []
-        self._copy_out(unit, flat)
-        self.arrived = flat
+        # In forward a flat buffer lives until the next one is copied out, of this block or the next, as FSDP2 overlaps
+        # that copy with the next gather (torch 2.13, _fsdp_param_group.py, wait_for_unshard: "save a reference to the
+        # current all-gather result to free after the next copy-out").
+        with self.tape.at(unit.path):
+            for part in unit.gathered:
+                flat = self._gather_part(part)
+                self.arrived = []
+                self._copy_out_part(unit, part, flat)
+                self.arrived = [flat]
 
     # Backward
 
@@ -325,6 +335,7 @@ class FullySharded(Hook):
         (torch 2.13, ``_root_post_backward_final_callback``)."""
         if any(leaf.gradient is not None for part in unit.parts for leaf in part.leaves):
             self._after_backward(unit)
+        unit.full = []
 
     # The graph
 

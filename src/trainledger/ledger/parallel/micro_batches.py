@@ -71,7 +71,8 @@ class Work:
         self.buffered = interleaved or widened or (precision.gradient_buffers and not sharded)
         self.buffered = self.buffered or (self.rank.run.recipe.of_megatron and not sharded)
         for leaf in self.leaves.every():
-            if self.rank.gathers and not (self.rank.whole_experts and component_of(leaf.path) == "experts"):
+            leaf.alone = self.rank.whole_experts and component_of(leaf.path) == "experts"
+            if self.rank.gathers and not leaf.alone:
                 leaf.dtype = precision.arriving
             leaf.buffer = Array(leaf.elements, precision.gradients, None) if self.buffered else None
 
@@ -99,7 +100,7 @@ class Work:
         if recipe.lora is None and recipe.objective.reference != "device" and self.rank.run.model.indexer is None:
             return 0
         if self.sharded is not None and self.rank.gathers:
-            return beside + self.sharded.total(lambda part: part.frozen_nbytes)
+            return beside + self.sharded.frozen_nbytes
         base_format = None if recipe.lora is None else recipe.lora.base_format
         return beside + frozen_nbytes(self.leaves, base_format, recipe.precision.parameters)
 

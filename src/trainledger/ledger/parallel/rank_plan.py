@@ -20,6 +20,8 @@ from trainledger.spec.layers import LayerRun, layer_runs, layers_between
 from trainledger.spec.layout import Layout
 from trainledger.spec.run import Run
 
+BY_ROWS = ("o_proj", "down_proj")  # layers that tensor ranks cut by their inputs
+
 
 @frozen
 class Chunk:
@@ -261,20 +263,19 @@ def _runs_of(local: Run, chunk: Chunk) -> tuple[LayerRun, ...]:
 
 def _leaves(local: Run, part: Part) -> ModelLeaves:
     """The parameters of a part of the model; expert ranks have only their experts, tensor ranks split eh_proj."""
-    leaves, ranks = leaves_of(local.model, local.recipe, part), local.layout.expert
-    tensor = local.layout.tensor if local.model.n_mtp_layers else 1
+    leaves, ranks, tensor = leaves_of(local.model, local.recipe, part), local.layout.expert, local.layout.tensor
     if is_one(ranks) and is_one(tensor):
         return leaves
-
-    def own(leaf: Leaf) -> Leaf:
+    for leaf in leaves.every():
+        module = leaf.path.split(".")
         # Its outputs are gathered before a block begins (multi_token_prediction.py, _concat_embeddings).
         if leaf.path.endswith("eh_proj.weight"):
-            return Leaf(leaf.path, (leaf.shape[0] // tensor, *leaf.shape[1:]), trained=leaf.trained)
-        if component_of(leaf.path) != "experts" or is_one(ranks):
-            return leaf
-        return Leaf(leaf.path, (leaf.shape[0] // ranks, *leaf.shape[1:]), trained=leaf.trained)
-
-    return leaves.changed(own)
+            leaf.resize(leaf.shape[0] // tensor)
+        elif component_of(leaf.path) == "experts" and not is_one(ranks):
+            leaf.resize(leaf.shape[0] // ranks)
+        elif module[-1] == "lora_magnitude" and module[-2] in BY_ROWS and not is_one(tensor):
+            leaf.over = Group("tensor", tensor)
+    return leaves
 
 
 def _reference(local: Run, chunk: Chunk, apart: int) -> ModelLeaves | None:

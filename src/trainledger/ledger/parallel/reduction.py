@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from trainledger.ledger.core.graph import Array, Leaf, ModelLeaves, component_of
+from trainledger.ledger.core.graph import Array, Leaf, ModelLeaves, Parameters, component_of
 from trainledger.ledger.core.sizes import is_one, several
 from trainledger.ledger.core.tape import Tape
 from trainledger.ledger.entry import Group, Int
-from trainledger.ledger.parallel.rank_plan import RankPlan
+from trainledger.ledger.parallel.rank_plan import BY_ROWS, RankPlan
 from trainledger.spec.dtypes import nbytes_in
 
 FIRST_BUCKET_NBYTES, BUCKET_NBYTES = 2**20, 25 * 2**20  # torch.nn.parallel.DistributedDataParallel's defaults
@@ -27,8 +27,8 @@ def is_partial(leaf: Leaf, rank: RankPlan) -> bool:
     if is_one(layout.tensor):
         return False
     module = leaf.path.split(".")
-    if module[-1] in ("lora_a", "lora_b"):  # of layers by columns A is whole, of those by rows B
-        return (module[-1] == "lora_b") == (module[-2] in ("o_proj", "down_proj"))
+    if module[-1].startswith("lora_"):  # of layers by columns A is whole, of those by rows B and magnitudes
+        return (module[-1] != "lora_a") == (module[-2] in BY_ROWS)
     if any(part in _OF_HEADS for part in module):
         return True
     return layout.sequence_parallel and component_of(leaf.path) == "norms"
@@ -183,12 +183,13 @@ def sum_norms(tape: Tape, rank: RankPlan, leaves: ModelLeaves) -> None:
     Those of pieces are summed tensor by tensor (DTensor), experts on ranks of their own apart from all else. Stages
     have other tensors, and each its joint norm by then.
     """
-    layout, trained = rank.layout, leaves.trained()
+    layout, rest, tensor = rank.layout, leaves.trained(), Group("tensor", rank.layout.tensor)
+    some: list[tuple[Parameters, tuple[Group, ...]]] = []
     if rank.experts_apart:
-        experts = trained.among(lambda leaf: component_of(leaf.path) == "experts").tensors
-        trained = trained.among(lambda leaf: component_of(leaf.path) != "experts")
-        for group in (rank.expert_group, Group("expert", layout.expert)):
-            tape.all_reduce(group, Array(experts, "fp32", None))
-    for group in (rank.group, Group("tensor", layout.tensor)):
-        tape.all_reduce(group, Array(trained.tensors, "fp32", None))
+        experts = rest.among(lambda leaf: component_of(leaf.path) == "experts")
+        rest = rest.among(lambda leaf: component_of(leaf.path) != "experts")
+        some.append((experts, (rank.expert_group, Group("expert", layout.expert))))
+    for parameters, groups in (*some, (rest, (rank.group, tensor))):
+        for group in groups if not parameters.empty else ():  # of adapters one of both may be all
+            tape.all_reduce(group, Array(parameters.tensors, "fp32", None))
     tape.all_reduce(Group("pipeline", layout.pipeline), Array(1, "fp32", None))

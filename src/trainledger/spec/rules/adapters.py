@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from trainledger.spec.layers import first_adapted, segments
-from trainledger.spec.model import ModelSpec
+from trainledger.spec.layers import first_adapted, linear_layers, segments
 from trainledger.spec.problem import Problem, nearest_text
 from trainledger.spec.recipe import Recipe
 from trainledger.spec.run import Run
-from trainledger.spec.savings import ATTENTION, BESIDE_EXPERTS, MLP, TARGETS, WHOLE, is_target
+from trainledger.spec.savings import TARGETS, WHOLE, is_target
 
 
 def adapter_problems(run: Run) -> Iterator[Problem]:
@@ -17,7 +16,8 @@ def adapter_problems(run: Run) -> Iterator[Problem]:
     lora, spec = run.recipe.lora, run.model
     if lora is None:
         return
-    layers, experts = _linear_layers(spec), "experts" in lora.targets
+    kinds, experts = [kind for part in segments(spec) for kind in part.kinds], "experts" in lora.targets
+    layers = list(dict.fromkeys(name for kind in kinds for name in linear_layers(spec, kind)))
     if experts and spec.experts is None:
         yield Problem(
             "recipe.lora.targets", list(lora.targets), "the model has no experts (model.feed_forward)", "linear"
@@ -44,17 +44,18 @@ def adapter_problems(run: Run) -> Iterator[Problem]:
         rule = "would change the reference, which is the model with adapters off (recipe.objective)"
         yield Problem("recipe.lora.whole", list(lora.whole), rule, "none")
     layout, precision = run.layout, run.recipe.precision
-    for axis in ("context", "pipeline", "expert"):
+    for axis in ("context", "pipeline"):
         if getattr(layout, axis) != 1:
-            rule = "is not accounted for with adapters (recipe.lora), which layout.replicate, shard and tensor spread"
+            rule = "is not accounted for with adapters (recipe.lora), which replicate, shard, tensor and expert spread"
             yield Problem(f"layout.{axis}", getattr(layout, axis), rule, 1)
     if layout.tensor != 1:
-        rule = "is not accounted for over tensor ranks (layout.tensor)"
-        for field, plain in (("dora", False), ("base_format", None)):
-            if (value := getattr(lora, field)) != plain:
-                yield Problem(f"recipe.lora.{field}", value, rule, "none" if plain is None else plain)
+        if lora.base_format is not None:
+            rule = "is not accounted for over tensor ranks: layout.shard and replicate spread such weights"
+            yield Problem("recipe.lora.base_format", lora.base_format, rule, "none")
         if spec.latent or spec.mixer or spec.experts:
-            rule = "is not accounted for with adapters (recipe.lora) on latent attention, mixers or mixtures of experts"
+            parts = "a mixture of experts" if spec.experts else "latent attention or mixers"
+            rule = f"is not accounted for with adapters (recipe.lora) beside {parts}, which layout.shard"
+            rule += " and layout.expert spread" if spec.experts else " and replicate spread"
             yield Problem("layout.tensor", layout.tensor, rule, 1)
     coded = lora.base_format in ("int8", "nf4")
     if precision.copies == "gathered" and (coded or not (layout.auto or (layout.shard > 1 and layout.zero == 3))):
@@ -62,22 +63,6 @@ def adapter_problems(run: Run) -> Iterator[Problem]:
         if coded:
             rule = f"would gather the scales of {lora.base_format} weights in another format"
         yield Problem("recipe.precision", precision.kind, rule, "bf16-mixed" if precision.low else "fp32")
-
-
-def _linear_layers(spec: ModelSpec) -> list[str]:
-    """The weights of a block's linear layers by name."""
-    attend: tuple[str, ...] = ATTENTION[:4]
-    if spec.latent is not None:
-        queries = ("q_proj",) if spec.latent.q_rank is None else ("q_a_proj", "q_b_proj")
-        attend = (*queries, *ATTENTION[-2:], "o_proj")
-    feed, mixture = MLP if spec.feed_forward.gated else MLP[1:], spec.experts
-    if mixture is not None:
-        dense = mixture.n_shared or any(
-            kind.feeds and not kind.experts for part in segments(spec) for kind in part.kinds
-        )
-        has = (mixture.shared_gate, mixture.expert_d_model, mixture.expert_d_model)
-        feed = (*(feed if dense else ()), *(name for name, there in zip(BESIDE_EXPERTS, has, strict=True) if there))
-    return [f"self_attn.{name}.weight" for name in attend] + [f"mlp.{name}.weight" for name in feed]
 
 
 def adapter_recipe_problems(recipe: Recipe) -> Iterator[Problem]:

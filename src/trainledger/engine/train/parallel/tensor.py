@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
@@ -18,7 +21,7 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 
-from trainledger.engine.nn.lora import AdaptedLinear
+from trainledger.engine.nn.lora import AdaptedLinear, magnified, row_norms
 from trainledger.engine.nn.norm import compute_dtype
 from trainledger.spec.model import ModelSpec
 from trainledger.spec.precision import Precision
@@ -105,22 +108,22 @@ def _there(model: nn.Module, path: str) -> bool:
 
 
 class _Columns(ColwiseParallel):
-    """Linear layers by columns, also those with adapters: B goes over the ranks, A is whole on each."""
+    """Linear layers by columns, also those with adapters: B and magnitudes go over the ranks, A is whole on each."""
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         if not isinstance(module, AdaptedLinear):
             return super()._apply(module, device_mesh)
-        _distribute(module, device_mesh, {"weight": 0, "bias": 0, "lora_b": 0})
+        _distribute(module, device_mesh, {"weight": 0, "bias": 0, "lora_b": 0, "lora_magnitude": 0})
 
         def forward(x: DTensor) -> Tensor:
-            return _adapted(module, x.to_local(grad_placements=(Partial(),)), module.bias, whole="lora_a")
+            return _adapted(module, x.to_local(grad_placements=(Partial(),)), module.bias, whole=("lora_a",))
 
         vars(module)["forward"] = forward
         return module
 
 
 class _Rows(RowwiseParallel):
-    """Linear layers by rows, also those with adapters: A goes over the ranks, B is whole on each."""
+    """Linear layers by rows, also those with adapters: A goes over the ranks, B and magnitudes are whole on each."""
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         if not isinstance(module, AdaptedLinear):
@@ -129,7 +132,8 @@ class _Rows(RowwiseParallel):
 
         def forward(x: Tensor) -> Tensor:
             bias = None if module.bias is None else module.bias / device_mesh.size()
-            y = _adapted(module, x, bias, whole="lora_b")
+            whole = ("lora_b", "lora_magnitude")
+            y = _adapted(module, x, bias, whole=whole, norms_of=partial(_joint_norms, device_mesh.get_group()))
             total: Any = DTensor.from_local(y, device_mesh, (Partial(),)).redistribute(placements=self.output_layouts)
             out: Tensor = total.to_local()
             return out
@@ -146,21 +150,40 @@ def _distribute(module: AdaptedLinear, mesh: DeviceMesh, dims: dict[str, int]) -
         module.register_parameter(name, nn.Parameter(values, requires_grad=parameter.requires_grad))
 
 
+def _joint_norms(group: Any, part: Tensor) -> Tensor:
+    """The norms of rows of which each rank has a part."""
+    squares = row_norms(part).float().square()
+    dist.all_reduce(squares, group=group)
+    return squares.sqrt().to(part.dtype)
+
+
 # What the factor that is whole adds on a rank is that rank's share alone, by its columns or its part of the sum: so is
-# its gradient, which `finish_gradients` sums once a step. Nothing else goes over the ranks than without adapters.
-def _adapted(module: AdaptedLinear, x: Tensor, bias: Any, *, whole: str) -> Tensor:
+# its gradient, which `finish_gradients` sums once a step. Nothing else goes over the ranks than without adapters, but
+# the squares of DoRA's norms.
+def _adapted(
+    module: AdaptedLinear,
+    x: Tensor,
+    bias: Any,
+    *,
+    whole: tuple[str, ...],
+    norms_of: Callable[[Tensor], Tensor] = row_norms,
+) -> Tensor:
     """This rank's part of a frozen layer's output and of what its adapter adds."""
     own: dict[str, Tensor] = {}
     for name, parameter in module.named_parameters():
         part: Any = parameter
-        own[name] = part.to_local(grad_placements=(Partial(),)) if name == whole else part.to_local()
-    x = x.to(compute_dtype(x))
-    y = F.linear(x, own["weight"], bias.to_local() if isinstance(bias, DTensor) else bias)
-    if "lora_a" not in own or module.off:
+        own[name] = part.to_local(grad_placements=(Partial(),)) if name in whole else part.to_local()
+    x, bias = x.to(compute_dtype(x)), bias.to_local() if isinstance(bias, DTensor) else bias
+    y, a, b = F.linear(x, own["weight"], bias), own.get("lora_a"), own.get("lora_b")
+    if a is None or b is None or module.off:
         return y
     # All tensor ranks draw the same numbers: one mask where each has whole rows, equal ones of their parts of a row.
     z = torch.native_dropout(x, module.dropout, True)[0] if module.training and module.dropout else x
-    return y + F.linear(F.linear(z, own["lora_a"]), own["lora_b"]) * module.scale
+    if "lora_magnitude" in own:
+        parts, dropped = (a, b, own["lora_magnitude"]), z is not x
+        weight = partial(own["weight"].to, a.dtype)
+        return (y + magnified(z, y, weight, bias, *parts, module.scale, dropped=dropped, norms_of=norms_of)).to(y.dtype)
+    return y + F.linear(F.linear(z, a), b) * module.scale
 
 
 # torch's `RowwiseParallel` on an embedding gives each rank a gradient of the whole vocabulary (2.13).
