@@ -105,6 +105,6 @@ def differences(rank: RankFigures, run: Run) -> list[str]:
             found.append("kept_nbytes")
         account = account_of(run, rank.rank, kernels="cpu").ledger
         copied = max((each.payload for each in account if each.name == "reduce_scatter"), default=0)
-        if not 0.98 * meant.peak_nbytes <= mine.peak_nbytes <= 1.02 * meant.peak_nbytes + copied:
+        if not 0.99 * meant.peak_nbytes <= mine.peak_nbytes <= 1.01 * meant.peak_nbytes + copied:
             found.append("peak_nbytes")
     return [f"rank {rank.rank} {each}: {getattr(meant, each)}, metered {getattr(mine, each)}" for each in found]

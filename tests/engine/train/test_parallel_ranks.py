@@ -201,7 +201,8 @@ def test_the_first_of_many_ranks(tmp_path: Path) -> None:
     check(load(tables(case)), ranks)
 
 
-def check(run: Run, ranks: list[dict[str, Any]], *, peak: float = 0.02) -> None:
+def check(run: Run, ranks: list[dict[str, Any]]) -> None:
+    """Equal as integers, the peak within 1 %."""
     told, layout = ledgers_by_rank(run), run.layout
     for rank, (facts, ledger) in enumerate(zip(ranks, told, strict=False)):
         assert sent(ledger) == Counter({tuple(key): times for *key, times in facts["collectives"]}), rank
@@ -211,11 +212,11 @@ def check(run: Run, ranks: list[dict[str, Any]], *, peak: float = 0.02) -> None:
         assert ledger.parameters == facts["elements"]
         owned = rank_plan(run, place=rank // layout.tensor % layout.shard_ranks).owned
         assert facts["gradients"] == nbytes_in(owned.elements(), run.recipe.precision.gradients)
-        # gloo reduces and scatters in a copy of its input, which NCCL does not, and lets go of it when it likes.
+        # gloo holds the input that it reduces and scatters until its thread lets go of it, unlike NCCL: where
+        # collectives do nothing the peak is the ledger's to the byte.
         copied = max((each.payload for each in ledger if each.name == "reduce_scatter"), default=0)
-        assert ledger.peak().nbytes + (copied if run.layout.shard_ranks > 1 else 0) >= (1 - peak) * facts["peak"]
-        # DDP makes its buckets in C++, where they are not seen before they are sent.
-        assert ledger.peak().nbytes - resident.get("communication", 0) <= (1 + peak) * facts["peak"]
+        assert ledger.peak().nbytes + (copied if run.layout.shard_ranks > 1 else 0) >= 0.99 * facts["peak"]
+        assert ledger.peak().nbytes <= 1.01 * facts["peak"]
 
 
 def ledgers_by_rank(run: Run) -> list[Ledger]:

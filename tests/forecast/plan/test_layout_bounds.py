@@ -94,6 +94,11 @@ CORNERS: dict[str, tuple[Any, int, dict[str, Any], dict[str, Any], dict[str, Any
     "adapters over tensor ranks": (
         "llama-3-8b", 8, {"seq_len": 512, "precision": "bf16", "lora.rank": 64}, {}, {"tensor": 2, "context": 1}, 8,
     ),
+    "adapters on experts": (
+        "mixtral-8x7b", 8,
+        {"seq_len": 512, "precision": "bf16", "lora.rank": 16, "lora.targets": ("linear", "experts")}, {},
+        {"tensor": 1, "context": 1, "pipeline": 1}, 12,
+    ),
     "segments": (
         "mistral-7b", 32, {"seq_len": 512, "activation_checkpointing": "segments"}, {},
         {"pipeline": 16, "zero": 3, "context": 1, "activation_checkpointing": "segments"}, 6,

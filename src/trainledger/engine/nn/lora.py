@@ -83,7 +83,8 @@ def dequantize(stored: list[Tensor], base_format: str, d_out: int, d_in: int, dt
         both = torch.stack((codes // 16, codes % 16), dim=1).flatten()[:elements]
         levels = torch.tensor(NF4, device=codes.device)
         values_CE = _blocks(levels[both.long()], BLOCK["nf4"]) * scales_C[:, None]
-    return values_CE.flatten()[:elements].view(d_out, d_in).to(dtype)
+    # Of blocks that are filled up a copy, not a view that keeps them.
+    return values_CE.flatten()[:elements].view(d_out, d_in).to(dtype, copy=values_CE.numel() > elements)
 
 
 @dequantize.register_fake
