@@ -194,9 +194,18 @@ def row_norms(matrix: Tensor) -> Tensor:
 # Operation by operation as PEFT 0.21 (tuners/lora/dora.py): the identity goes through both factors, and what the norm
 # is taken of lives until the output is there. The norm gets no gradient (Liu et al. 2024, section 4.3).
 def magnified(
-    z: Tensor, y: Tensor, wide: Callable[[], Tensor], bias: Tensor | None, a: Tensor, b: Tensor, magnitude: Tensor,
-    scale: float, *, dropped: bool, norms_of: Callable[[Tensor], Tensor] = row_norms,
-) -> Tensor:  # fmt: skip
+    z: Tensor,
+    y: Tensor,
+    wide: Callable[[], Tensor],
+    bias: Tensor | None,
+    a: Tensor,
+    b: Tensor,
+    magnitude: Tensor,
+    scale: float,
+    *,
+    dropped: bool,
+    norms_of: Callable[[Tensor], Tensor] = row_norms,
+) -> Tensor:
     """What DoRA adds to a frozen layer's output y [..., O] of an input z [..., I]; ``wide`` is its weight [O, I]."""
     eye = torch.eye(a.shape[1], dtype=a.dtype, device=a.device)
     low = F.linear(eye, a.detach())
