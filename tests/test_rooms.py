@@ -149,18 +149,18 @@ CEILINGS: dict[str, tuple[int, int, int]] = {
     "answers": (82, 11752, 1402),
     "catalog": (3, 268, 23),
     "cli": (15, 2132, 345),
-    "engine": (70, 10638, 1123),
+    "engine": (70, 10670, 1126),
     "forecast": (58, 10215, 901),
-    "ledger": (51, 8100, 622),
+    "ledger": (51, 8123, 623),
     "observe": (40, 5859, 628),
     "report": (13, 1722, 145),
-    "spec": (55, 8876, 492),
+    "spec": (55, 8871, 491),
     "tensors": (10, 1946, 108),
     "trace": (51, 9248, 770),
     "web": (28, 3935, 495),
 }
 # Of the whole: files, lines, ``fmt: skip``, short files with a single importer in their folder.
-MOST_FILES, MOST_LINES, MOST_SKIPS, MOST_LONE = 478, 104733, 150, 6
+MOST_FILES, MOST_LINES, MOST_SKIPS, MOST_LONE = 478, 104797, 150, 6
 
 
 @pytest.mark.parametrize("room", CEILINGS)
@@ -228,7 +228,7 @@ def lines_of(paths: Iterable[Path]) -> int:
     return sum(path.read_text(encoding="utf-8").count("\n") for path in paths)
 
 
-MOST_TEST_LINES = 76_253
+MOST_TEST_LINES = 76_294
 
 
 def test_tests_keep_below_their_ceiling() -> None:

@@ -149,7 +149,9 @@ def _magnified(
     del scaled
     norm = tape.make("linalg_vector_norm", "reduction", joint, elements=d_out, flops=joint.elements)
     del joint
-    if magnitude.over is not None:  # of a layer that is cut by its inputs each rank has a part of every row
+    # Of a layer that is cut by its inputs each rank has a part of every row. Squares are summed in fp32: in bf16 a sum
+    # of two ranks' would keep eight bits.
+    if magnitude.over is not None:
         squares = tape.pointwise("pow", norm, dtype="fp32")
         del norm
         tape.all_reduce(magnitude.over, squares)

@@ -49,6 +49,7 @@ def weight(tape: Tape, leaf: Leaf) -> Array:
 def gather(tape: Tape, leaves: Iterable[Leaf]) -> None:
     """From here operations read low-precision copies of these parameters, where the precision has them gathered."""
     if tape.precision.copies == "gathered":
+        # FSDP2 casts what it gathers; parameters that it ignores are cast where a matmul reads them.
         for leaf in (leaf for leaf in leaves if not leaf.alone):
             leaf.copy = cast(tape, leaf.held(), tape.compute_dtype)
             if leaf.copy.memory is not None:
