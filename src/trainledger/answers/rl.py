@@ -15,7 +15,7 @@ from trainledger.answers.pages.interval import ends, fits
 from trainledger.answers.pages.plain_data import plain, run_data
 from trainledger.answers.question import count, length, question, question_of, share, text
 from trainledger.answers.source import METHOD, OfCluster, also, by_field, listed, with_cluster
-from trainledger.answers.trainers import read_trainer, run_of_launch
+from trainledger.answers.trainers import read_trainer, run_of_read
 from trainledger.forecast.plan.post_training import Phase, PostTraining, Rollout, post_training
 from trainledger.forecast.predict.interval import LIKELY
 from trainledger.report.document import Document, Facts, Table, details, notes, section, sections
@@ -152,11 +152,11 @@ def _of_launch(run: Source, overrides: Overrides) -> tuple[Run | None, dict[str,
     if launch is None:
         return None, {}
     named, options, problems = os.fsdecode(run), question_of(rl).options, list[Problem]()  # type: ignore[arg-type]
-    _, read = read_trainer(named, listed(overrides), launch)
+    table, read = read_trainer(named, listed(overrides), launch)
     said = {name: options[name].read(value, problems, name) for name, value in read.rollout.items()}
     if problems:
         raise InvalidInput(problems, "the launch line")
-    return run_of_launch(named, listed(overrides), launch), said
+    return run_of_read(named, listed(overrides), table, read), said
 
 
 def _fitting(answer: PostTraining, machine: Device, backend: str) -> float | None:

@@ -68,7 +68,11 @@ def run_of_trainer(named: str, overrides: Overrides) -> Run | None:
 
 def run_of_launch(named: str, overrides: Overrides, launch: Launched) -> Run:
     """As `run_of_trainer`, of values that were read before, or of others in place of the file's."""
-    table, trainer_run = read_trainer(named, overrides, launch)
+    return run_of_read(named, overrides, *read_trainer(named, overrides, launch))
+
+
+def run_of_read(named: str, overrides: Overrides, table: Mapping[str, Any], trainer_run: TrainerRun) -> Run:
+    """The run of what `read_trainer` read."""
     try:
         run = parsed(table, overrides, _source(named))
     except InvalidInput as error:

@@ -23,7 +23,7 @@ from trainledger.answers.pages.reconciliation import write_html
 from trainledger.answers.pages.record import read_run
 from trainledger.answers.plan import plan
 from trainledger.answers.question import count, output, question, text
-from trainledger.answers.trainers import read_trainer, run_of_launch
+from trainledger.answers.trainers import read_trainer, run_of_read
 from trainledger.cli.arguments import DISK_FULL, FAILED, WRONG_INPUT, Outcome, RunFile
 from trainledger.cli.asking import lines, say, while_searching
 from trainledger.cli.measure import measure_and_keep
@@ -90,7 +90,7 @@ def init(
         given = {} if count is None else {"cluster.count": count}
         if (launch := values_of(source)) is not None:  # a file is read once, whatever comes of it
             table, found = read_trainer(source, given, launch)
-            planned = run_of_launch(source, given, launch)
+            planned = run_of_read(source, given, table, found)
             remarks = found.remarks
         else:
             arguments = arguments_of(source)
