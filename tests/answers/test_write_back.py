@@ -71,11 +71,62 @@ torchrun --nproc_per_node 8 pretrain_gpt.py \
   --seq-length 4096 --max-position-embeddings 4096 --micro-batch-size ${MICRO} --global-batch-size 128 \
   --tensor-model-parallel-size 1 --use-distributed-optimizer
 """
+SWIFT = (
+    "NPROC_PER_NODE=8 swift sft --model Qwen/Qwen2.5-7B --train_type full --torch_dtype bfloat16 --max_length 4096 "
+    "--per_device_train_batch_size 4 --gradient_accumulation_steps 2 --gradient_checkpointing false --deepspeed zero2 "
+    "--dataset d"
+)
+FACTORY = """model_name_or_path: meta-llama/Meta-Llama-3-8B
+stage: sft
+finetuning_type: full
+dataset: identity  # of the example
+cutoff_len: 4096
+per_device_train_batch_size: 4
+gradient_accumulation_steps: 2
+bf16: true
+disable_gradient_checkpointing: true
+"""
+MAXTEXT = """model_name: llama3-8b
+per_device_batch_size: 2
+max_target_length: 4096
+remat_policy: minimal  # what is saved
+ici_fsdp_parallelism: 8
+steps: 10
+"""
+NANOTRON = """model:
+  model_config: {hidden_size: 1024, intermediate_size: 4096, num_attention_heads: 16, num_key_value_heads: 16,
+    num_hidden_layers: 8, vocab_size: 32000, max_position_embeddings: 2048, tie_word_embeddings: false}
+optimizer:
+  zero_stage: 0
+  accumulate_grad_in_fp32: true
+parallelism:
+  dp: 8
+  tp: 1
+  pp: 1
+  pp_engine: 1f1b
+  recompute_layer: false
+tokens:
+  micro_batch_size: 4  # of a rank
+  batch_accumulation_per_replica: 2
+  sequence_length: 2048
+  train_steps: 10
+"""
+LITGPT = """model_name: pythia-1b  # a size
+precision: bf16-true
+devices: 8
+train:
+  global_batch_size: 64
+  micro_batch_size: 4
+  max_seq_length: 1024
+  max_tokens: 1000000000
+"""
 FILES = {
     "axolotl.yml": AXOLOTL, "trl.yaml": TRL, "ds.json": DEEPSPEED, "titan.toml": TITAN, "megatron.sh": MEGATRON,
     "sequence.sh": MEGATRON.replace("parallel-size 1", "parallel-size 2 --sequence-parallel"),
     "flash.yml": f"{AXOLOTL}flash_attention: true\n",
     "adapter.yml": f"{AXOLOTL.partition('fsdp:')[0]}adapter: lora\nlora_r: 8\nload_in_8bit: true\n",
+    "factory.yaml": FACTORY, "maxtext.yml": MAXTEXT, "nanotron.yaml": NANOTRON, "litgpt.yaml": LITGPT,
+    "swift.sh": SWIFT,
     "hf.json": """{"output_dir": "out",  "learning_rate": 2e-5,
       "per_device_train_batch_size": 4, "bf16": true, "max_steps": 100}""",
 }  # fmt: skip
@@ -109,6 +160,21 @@ CHANGES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ("flash.yml", {"recipe.attention": "sdpa"}, {"flash_attention": False, "sdp_attention": True}),
     ("adapter.yml", {"recipe.lora.base_format": "nf4"},
      {"load_in_8bit": False, "load_in_4bit": True, "adapter": "qlora"}),
+    ("factory.yaml", {"recipe.micro_batch": 2, "recipe.activation_checkpointing": "full"},
+     {"disable_gradient_checkpointing": False, "gradient_checkpointing": True, "per_device_train_batch_size": 2,
+      "gradient_accumulation_steps": 4}),
+    ("factory.yaml", {"recipe.compile": True}, {"torch_compile": True}),
+    ("swift.sh", {"layout.zero": 3, "recipe.loss": "fused"}, {"deepspeed": "zero3", "use_liger_kernel": True}),
+    ("swift.sh", {"layout.shard": 4, "layout.tensor": 2},
+     {"gradient_accumulation_steps": 4, "deepspeed_autotp_size": 2}),
+    ("maxtext.yml", {"recipe.micro_batch": 1, "recipe.activation_checkpointing": "full"},
+     {"per_device_batch_size": 1, "gradient_accumulation_steps": 2, "remat_policy": "full"}),
+    ("maxtext.yml", {"layout.shard": 4, "layout.tensor": 2},
+     {"ici_fsdp_parallelism": 4, "gradient_accumulation_steps": 2, "ici_tensor_parallelism": 2}),
+    ("nanotron.yaml", {"recipe.micro_batch": 1, "recipe.activation_checkpointing": "full"},
+     {"tokens.micro_batch_size": 1, "tokens.batch_accumulation_per_replica": 8, "parallelism.recompute_layer": True}),
+    ("nanotron.yaml", {"layout.shard": 8, "layout.replicate": 1, "layout.zero": 1}, {"optimizer.zero_stage": 1}),
+    ("litgpt.yaml", {"recipe.micro_batch": 1}, {"train.micro_batch_size": 1}),
     ("hf.json", {"recipe.micro_batch": 2}, {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 2}),
 ]  # fmt: skip
 

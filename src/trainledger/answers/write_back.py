@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -115,6 +116,9 @@ class Words:
             yield from megatron_tables()["write"]["words"]
             return
         table = tables()[self.program]
+        named = (key for key in self.has if table["fields"].get(key) == "run.deepspeed")
+        for key in (key for key in named if str(self.has[key]).startswith("zero")):  # names of ms-swift's own files
+            yield from ({key: f"zero{stage}"} for stage in (1, 2, 3))
         write, kept = table["write"], self._kept
         words = [(key, word, meaning) for key, each in table["words"].items() for word, meaning in each.items()]
         for key, word, meaning in sorted(words, key=lambda item: "note" in item[2] or not item[2]):
@@ -189,8 +193,8 @@ class Words:
             best, left = found
         for key in numbers & best.keys():  # what follows from the others anyway
             fewer = {name: value for name, value in best.items() if name != key}
-            if _changes(_fields(self.read(fewer)), wanted) == left:
-                best = fewer
+            with suppress(InvalidInput):  # a size that others need
+                best = fewer if _changes(_fields(self.read(fewer)), wanted) == left else best
         return best, tuple(as_override(path, value) for path, value in left.items())
 
     def written(self, target: Run) -> Rewritten:
