@@ -320,7 +320,7 @@ ANSWERS: dict[str, list[str]] = {
     "fit of LoRA on a small card": ["fit", "llama-3-8b", "--device", "l4", "--set", "recipe.lora.rank=16"],
     "advise on 8b": [
         "advise", "llama-3-8b", "--device", "h100-sxm", "--count", "32", "--set", "recipe.tokens=1T", "--limit", "1h",
-    ],  # fmt: skip
+    ],
     "advise on a laid out run": ["advise", *PLANS["8b on 64 h100, tensor, pipeline"][1:], "--limit", "1h"],
     "plan of a searched layout": ["plan", "llama-3-70b", "--device", "h100-sxm", "--count", "64"],
     "plan on an unknown device": ["plan", "gpt2"],
