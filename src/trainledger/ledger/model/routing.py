@@ -214,8 +214,11 @@ def to_experts(tape: Tape, x: Array, where: Dispatch, per_token: int) -> Array:
 def masked(tape: Tape, sizes: Sizes, x: Array, rows: Int, weights: Array | None = None) -> Array:
     """So many rows, each a sum of a sequence's rows of x by a mask [T, S / B] (Lepikhin et al. 2020, arXiv 2006.16668).
 
-    Masks are made within the matmuls, and have a gradient where they hold ``weights``. None of it is a model FLOP.
+    A mask has a gradient where it holds ``weights``. None of it is a model FLOP.
     """
+    # A mask is two one-hot comparisons, which XLA fuses into the matmul that reads them: none is stored. The one on the
+    # way to experts is of bools and has no gradient, the one back holds the routes' weights; a sequence has places of
+    # its own, so that the matmuls are one for each (MaxText, src/maxtext/layers/moe.py, generate_masks; e591f30).
     B, D, size = sizes.B, sizes.spec.expert_d_model, x.elements
     old = size // D
 
