@@ -10,6 +10,7 @@ from trainledger.spec.reading import paths
 from trainledger.spec.runfile import SECTIONS
 from trainledger.web import answers
 from trainledger.web.calculators import CALCULATORS
+from trainledger.web.field import table_of
 from trainledger.web.typography import in_words, typeset
 
 CODE = re.compile(r"\b[a-z]\w*\.[a-z_]\w+")
@@ -83,7 +84,7 @@ def test_lists_show_models_and_devices_by_title() -> None:
 
 
 def test_labels_belong_to_fields() -> None:
-    labels = answers._read("labels.toml")
+    labels = table_of("labels.toml")
     names = {name for calculator in CALCULATORS.values() for field in calculator.fields for name in
              (field.name, f"{calculator.name}.{field.name}")}  # fmt: skip
     assert {*labels["unit"], *labels["help"]} <= names

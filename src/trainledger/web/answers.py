@@ -9,10 +9,7 @@ from __future__ import annotations
 import random
 import re
 import shlex
-import tomllib
 from collections.abc import Collection, Hashable, Mapping, Sequence
-from functools import cache
-from importlib.resources import files
 from typing import Any
 
 from trainledger.answers.question import silent
@@ -26,8 +23,7 @@ from trainledger.spec.plain import finite
 from trainledger.spec.problem import InvalidInput, Problem, nearest_text
 from trainledger.web.calculator import Calculator, Headline, Progress, Remedy, Reply
 from trainledger.web.calculators import CALCULATORS, LESSON
-from trainledger.web.field import Field, Query, paths_of_run, place, read_query
-from trainledger.web.run import RUN
+from trainledger.web.field import RUN, Field, Query, paths_of_run, place, read_query, table_of
 from trainledger.web.typography import device_title, in_words, title_of, typed, typeset
 
 Calculators = Mapping[str, Calculator]
@@ -54,7 +50,7 @@ def listing(calculators: Calculators = CALCULATORS) -> list[dict[str, Any]]:
 
 
 def _field_data(field: Field, calculator: str) -> dict[str, Any]:
-    labels = _read("labels.toml")
+    labels = table_of("labels.toml")
     helps, units = labels["help"], labels["unit"]
     return {
         "name": field.name, "title": field.title, "default": field.default, "unit": units.get(field.name, ""),
@@ -195,17 +191,12 @@ class Drawn:
 
 def kinds_of_exercises() -> Mapping[str, list[dict[str, Any]]]:
     """The kinds of exercises by calculator."""
-    return _read("exercises.toml")
+    return table_of("exercises.toml")
 
 
 def lesson(calculators: Calculators = CALCULATORS) -> list[dict[str, Any]]:
     """The screens of the lesson whose calculators are there."""
-    return [screen for screen in _read("lesson.toml")["screen"] if screen["calculator"] in calculators]
-
-
-@cache
-def _read(name: str) -> dict[str, Any]:
-    return tomllib.loads(files("trainledger.web").joinpath(name).read_text(encoding="utf-8"))
+    return [screen for screen in table_of("lesson.toml")["screen"] if screen["calculator"] in calculators]
 
 
 def drawn(name: str, fields: Collection[str], seed: int) -> Drawn:

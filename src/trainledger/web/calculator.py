@@ -6,11 +6,12 @@ import math
 import re
 from collections.abc import Callable, Mapping
 from decimal import Decimal
+from typing import Any
 
 from trainledger.report.chart import Chart
 from trainledger.report.document import Document, Number, Table, shown
 from trainledger.spec.frozen import frozen
-from trainledger.web.field import Field, Query
+from trainledger.web.field import Choices, Field, Query, declared, table_of
 
 Progress = Callable[[str, int, int], None]
 GOOD, WARN, BAD = "good", "warn", "bad"
@@ -53,6 +54,21 @@ class Headline:
             return ""
         full = in_full(self.value, binary=not self.unit)
         return "" if _digits(full) == _digits(self.text) else full
+
+
+def headline(of: str, value: Number | None, formula: str, **more: Any) -> Headline:
+    """A number of an answer, ``of`` a calculator and by a name under which calculators.toml has what it always says.
+
+    ``more`` are other fields of it, and words for its title.
+
+    >>> headline("serving.weights_nbytes", 8, "4 x 2 B").title
+    'weights of a device'
+    """
+    calculator, _, name = of.partition(".")
+    fields: dict[str, Any] = {"name": name, "value": value, "formula": formula}
+    fields |= table_of("calculators.toml")[calculator]["headlines"].get(name, {}) | more
+    own = {key: each for key, each in fields.items() if key in Headline.__dataclass_fields__}
+    return Headline(**own | {"title": fields["title"].format(**more)})
 
 
 def in_full(value: Number, *, binary: bool = False) -> str:
@@ -121,7 +137,7 @@ class Reply:
     values: Mapping[str, str]
     solved: tuple[str, ...] = ()
     unused: Mapping[str, str] | None = None
-    choices: Mapping[str, tuple[tuple[str, str], ...]] | None = None
+    choices: Mapping[str, Choices] | None = None
     remedies: tuple[Remedy, ...] | None = None
     words: tuple[str, ...] = ()
     python: str = ""
@@ -149,3 +165,16 @@ class Calculator:
     needs: tuple[str, ...] = ()
     patient: bool = False
     refuse: Callable[[Query], object] | None = None
+
+
+def calculator(
+    name: str,
+    reply: Callable[[Query, Progress], Reply],
+    choices: Mapping[str, Choices] | None = None,
+    ask: Callable[..., object] | None = None,
+    refuse: Callable[[Query], object] | None = None,
+) -> Calculator:
+    """A calculator as calculators.toml has it; ``choices`` and ``ask`` as `declared` takes them."""
+    table = {key: value for key, value in table_of("calculators.toml")[name].items() if key != "headlines"}
+    fields = tuple(declared(name, choices or {}, ask))
+    return Calculator(**table | {"name": name, "fields": fields, "reply": reply, "refuse": refuse})

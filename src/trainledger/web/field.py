@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+import tomllib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import cache
+from importlib.resources import files
+from typing import Any
 
+from trainledger import catalog
 from trainledger.answers.question import question_of
 from trainledger.spec.frozen import frozen
 from trainledger.spec.problem import InvalidInput, Problem, nearest_text
@@ -15,8 +20,8 @@ from trainledger.spec.units import NotAQuantity, parse_amount, parse_count, pars
 _READERS = (parse_number, parse_amount, parse_seconds, parse_nbytes)
 _SERIES = ("1", "1.2", "1.5", "2", "2.5", "3", "4", "5", "6", "8")
 LONGEST, LONG = 300, 20_000  # characters of a value, and of a pasted file
-YES_OR_NO = (("false", "no"), ("true", "yes"))  # choices of a flag
-FILE = "file"  # the field of a pasted run file
+RUN, CONFIG, FILE = "run", "config", "file"  # the fields of a model, and of a pasted config.json and run file
+Choices = tuple[tuple[str, str], ...]
 
 
 @frozen(kw_only=True)
@@ -34,7 +39,7 @@ class Field:
     default: str = ""
     about: str = ""
     stops: tuple[str, ...] = ()
-    choices: tuple[tuple[str, str], ...] = ()
+    choices: Choices = ()
     strict: bool = False
     offered: bool = False
     long: bool = False
@@ -84,13 +89,56 @@ def paths_of_run(fields: Iterable[Field]) -> list[str]:
     return [path for path in paths(SECTIONS) if path not in own]
 
 
-def one_of(names: Iterable[str], **titles: str) -> tuple[tuple[str, str], ...]:
+def one_of(names: Iterable[str | list[str]], **titles: str) -> Choices:
     """Choices by name, shown as they are or under a title of their own.
 
-    >>> one_of(["bf16", "fp8"], fp8="8 bits")
-    (('bf16', 'bf16'), ('fp8', '8 bits'))
+    >>> one_of(["bf16", ["fp8", "8 bits"], "fp4"], fp4="4 bits")
+    (('bf16', 'bf16'), ('fp8', '8 bits'), ('fp4', '4 bits'))
     """
-    return tuple((name, titles.get(name, name)) for name in names)
+    pairs = ((name, titles.get(name, name)) if isinstance(name, str) else name for name in names)
+    return tuple((name, title) for name, title in pairs)
+
+
+@cache
+def table_of(name: str) -> dict[str, Any]:
+    """A table of this room."""
+    return tomllib.loads(files("trainledger.web").joinpath(name).read_text(encoding="utf-8"))
+
+
+def declared(calculator: str, choices: Mapping[str, Choices], ask: Callable[..., object] | None) -> Iterator[Field]:
+    """The fields of a calculator in calculators.toml, with the ``choices`` that follow from tables of the code.
+
+    ``ask`` is the question whose options some of them are.
+    """
+    tables, models = table_of("calculators.toml"), one_of(catalog.model_names())
+    devices = one_of(catalog.device_names())
+    known = {RUN: models, "family": models, "device": devices, "cluster.device": devices} | dict(choices)
+    shared = {row["name"]: row for row in tables["shared"]["fields"]}
+    for written in tables[calculator]["fields"]:
+        row = {"like": written} if isinstance(written, str) else dict(written)
+        row = shared.get(row.pop("like", ""), {}) | row
+        name, title = row.pop("name"), row.pop("title")
+        row |= {"stops": _stops(row.get("stops", ()), tables["stops"])}
+        if name in known or "choices" in row:
+            row["choices"] = one_of(row["choices"]) if "choices" in row else known[name]
+        if ask is not None and row.pop("question", False):
+            yield of_question(ask, name, title, **row)
+        elif "." in name and "about" not in row:
+            yield of_run(name, title, **row)
+        else:
+            yield Field(name=name, title=title, **row)
+
+
+def _stops(written: Any, named: Mapping[str, list[str]]) -> tuple[str, ...]:
+    """Stops as calculators.toml has them: values, a name, powers of two, a rising series, or even steps."""
+    match written:
+        case {"powers": [low, high]}:
+            return powers(low, high)
+        case {"rising": [low, high]}:
+            return rising(low, high)
+        case {"from": low, "to": high, "by": by, **unit}:
+            return tuple(f"{low + at * by:g}{unit.get('unit', '')}" for at in range(round((high - low) / by) + 1))
+    return tuple(named[written] if isinstance(written, str) else written)
 
 
 def rising(low: str, high: str, units: Iterable[str] = ("", "k", "M", "B", "T")) -> tuple[str, ...]:
@@ -117,15 +165,6 @@ def powers(low: int, high: int) -> tuple[str, ...]:
     ('1', '2', '4', '8')
     """
     return tuple(str(2**index) for index in range(low.bit_length() - 1, high.bit_length()))
-
-
-def steps(*sizes: int) -> tuple[str, ...]:
-    """Stops at these sizes.
-
-    >>> steps(1, 12)
-    ('1', '12')
-    """
-    return tuple(map(str, sizes))
 
 
 def size_of(text: object, otherwise: int = 1) -> int:

@@ -5,11 +5,9 @@ from __future__ import annotations
 from trainledger.answers.pages.interval import between
 from trainledger.forecast.plan.plan import Plan
 from trainledger.spec.units import format_flops, format_flops_per_second, format_nbytes, format_seconds
-from trainledger.web.calculator import Headline
+from trainledger.web.calculator import Headline, headline
 
-# The two ways in which MFU is counted, each under one name on every page.
-SIX_ND_MFU, ATTENTION_MFU = "MFU (6 N D)", "MFU with attention"
-OF_ATTENTION_MFU = "Chowdhery et al. 2022, PaLM (arXiv 2204.02311), appendix B; attention counted dense"
+SIX_ND_MFU = "MFU (6 N D)"  # the other way to count it is with attention
 
 
 def of_memory(plan: Plan) -> list[Headline]:
@@ -19,45 +17,18 @@ def of_memory(plan: Plan) -> list[Headline]:
     assert needed is not None
     assert forecast.peak_nbytes is not None
     outside = needed - forecast.peak_nbytes
-    headlines = [
-        Headline(
-            name="device_nbytes",
-            title="memory of the peak rank",
-            value=needed,
-            unit="nbytes",
-            formula=f"tensors + outside the tensors = {format_nbytes(forecast.peak_nbytes)} + {_nbytes(outside)}"
-            f"{(within := between(forecast, 'device_nbytes', format_nbytes))}",
-            interval=within.strip(),
-            basis=forecast.basis.get("device_nbytes", "exact"),
-            source="live bytes at each operation of a step, and what the driver and libraries take",
-        )
-    ]
-    usable = forecast.usable_nbytes
+    within, usable = between(forecast, "device_nbytes", format_nbytes), forecast.usable_nbytes
+    terms = f"{format_nbytes(forecast.peak_nbytes)} + {format_nbytes(outside) if outside else 0}"
+    formula = f"tensors + outside the tensors = {terms}{within}"
+    basis = forecast.basis.get("device_nbytes", "exact")
+    headlines = [headline("plan.device_nbytes", needed, formula, interval=within.strip(), basis=basis)]
     if usable is None:
         return headlines
-    headlines.append(
-        Headline(
-            name="usable_nbytes",
-            title="usable memory of a device",
-            value=usable,
-            unit="nbytes",
-            basis="assumed",
-            formula=f"what the driver leaves to a process of a {plan.run.cluster.device} = {format_nbytes(usable)}",
-            source=plan.run.cluster.device if device is None else device.usable_source,
-        )
-    )
-    headlines.append(
-        Headline(
-            name="headroom_nbytes",
-            title="headroom",
-            value=usable - needed,
-            unit="nbytes",
-            basis="assumed",
-            formula=f"usable - needed = {format_nbytes(usable)} - {format_nbytes(needed)}",
-            source="the two numbers before this one",
-        )
-    )
-    return headlines
+    formula = f"what the driver leaves to a process of a {plan.run.cluster.device} = {format_nbytes(usable)}"
+    source = plan.run.cluster.device if device is None else device.usable_source
+    headlines.append(headline("plan.usable_nbytes", usable, formula, source=source))
+    formula = f"usable - needed = {format_nbytes(usable)} - {format_nbytes(needed)}"
+    return [*headlines, headline("plan.headroom_nbytes", usable - needed, formula)]
 
 
 def of_time(plan: Plan) -> list[Headline]:
@@ -69,29 +40,13 @@ def of_time(plan: Plan) -> list[Headline]:
     shown = " + ".join(f"{format_seconds(each)} {name}" for name, each in causes if each > 0)
     less = "".join(f" - {format_seconds(-each)} {name}" for name, each in causes if each < 0)
     basis = forecast.basis.get("step_seconds", "assumed")
-    headlines = [
-        Headline(
-            name="step_seconds",
-            title="step",
-            value=forecast.step_seconds,
-            unit="seconds",
-            basis=basis,
-            formula=f"{shown}{less}{(within := between(forecast, 'step_seconds', format_seconds))}",
-            interval=within.strip(),
-            source="kernels and collectives on their streams",
-        )
-    ]
+    within = between(forecast, "step_seconds", format_seconds)
+    formula = f"{shown}{less}{within}"
+    step = headline("plan.step_seconds", forecast.step_seconds, formula, basis=basis, interval=within.strip())
     if forecast.mfu is None or not forecast.model_flops or not forecast.peak_flops_per_second:
-        return headlines
+        return [step]
     rate = format_flops_per_second(forecast.peak_flops_per_second)
     devices = plan.run.layout.devices
     numbers = f"{format_flops(forecast.model_flops)} / ({format_seconds(forecast.step_seconds)} x {devices:,} x {rate})"
-    mfu = Headline(
-        name="mfu", title=ATTENTION_MFU, value=forecast.mfu, unit="share", basis=forecast.basis.get("mfu", basis),
-        formula=f"model FLOPs / (step x devices x peak) = {numbers}", source=OF_ATTENTION_MFU,
-    )  # fmt: skip
-    return [*headlines, mfu]
-
-
-def _nbytes(nbytes: int) -> str:
-    return format_nbytes(nbytes) if nbytes else "0"
+    formula = f"model FLOPs / (step x devices x peak) = {numbers}"
+    return [step, headline("plan.mfu", forecast.mfu, formula, basis=forecast.basis.get("mfu", basis))]

@@ -13,8 +13,8 @@ from trainledger.spec.run import Run
 from trainledger.spec.run_text import as_override
 from trainledger.spec.units import format_nbytes
 from trainledger.web.calculator import Remedy
-from trainledger.web.field import FILE, Query
-from trainledger.web.run import CONFIG, MODEL, PASTED, RUN, words_of
+from trainledger.web.field import CONFIG, FILE, RUN, Query, declared
+from trainledger.web.run import words_of
 
 _NODE, _MOST = 8, 4096  # devices
 _LORA = {"recipe.lora.rank": "16", "recipe.precision": "bf16"}
@@ -100,7 +100,7 @@ def _search(query: Query, devices: int) -> Remedy:
     device = query["device" if "device" in query.fields else "cluster.device"]
     own = {name: text for name, text in query.given.items() if name in _OF_THE_RUN or name.startswith("model.")}
     fields = {RUN: query[RUN]} | own | {"cluster.device": device, "cluster.count": str(devices)}
-    asked = Query(fields, {field.name: field for field in (MODEL, *PASTED)})
+    asked = Query(fields, {field.name: field for field in declared("shared", {}, None) if "." not in field.name})
     return Remedy(
         title=f"Search the layouts of {devices:,} devices",
         fields=fields,

@@ -16,27 +16,9 @@ from trainledger.spec.run import Run
 from trainledger.spec.run_text import as_override
 from trainledger.spec.runfile import parse_toml, to_toml
 from trainledger.spec.units import NotAQuantity, parse_count
-from trainledger.web.field import FILE, Field, Query, of_run, one_of, powers, size_of
+from trainledger.web.field import CONFIG, FILE, RUN, Query, size_of
 
-RUN, CONFIG = "run", "config"
 _PATHS = ("model.config", "data.path", "data.cache")
-
-MODEL = Field(
-    name=RUN,
-    title="model",
-    default="llama-3-8b",
-    group="Model",
-    about="a model of the catalog",
-    choices=one_of(catalog.model_names()),
-)
-PASTED = (
-    Field(name=CONFIG, title="config.json", long=True, group="Model", about="of a Hugging Face model, pasted"),
-    Field(name=FILE, title="run file", long=True, group="Model", about="TOML, pasted: model, recipe, layout, cluster"),
-)
-CLUSTER = (
-    of_run("cluster.device", "device", default="h100-sxm", group="Cluster", choices=one_of(catalog.device_names())),
-    of_run("cluster.count", "devices", default="1", group="Cluster", stops=powers(1, 16384)),
-)
 
 
 def source_of(query: Query) -> Source:

@@ -12,19 +12,9 @@ from trainledger.forecast.plan.changes import value_of
 from trainledger.forecast.plan.limits import MEMORY
 from trainledger.forecast.plan.sizes import AXES
 from trainledger.report.document import Table
-from trainledger.web.calculator import BAD, PLAIN, UNKNOWN, Calculator, Drawing, Headline, Progress, Remedy, Reply
-from trainledger.web.field import Field, Query, of_question, of_run, one_of, powers
-from trainledger.web.run import (
-    CLUSTER,
-    MODEL,
-    PASTED,
-    of_pasted,
-    python_of,
-    settings_of,
-    source_of,
-    without_search,
-    words_of,
-)
+from trainledger.web.calculator import BAD, PLAIN, UNKNOWN, Drawing, Headline, Progress, Remedy, Reply, calculator
+from trainledger.web.field import Query, one_of
+from trainledger.web.run import of_pasted, python_of, settings_of, source_of, without_search, words_of
 
 _OPTIONS = ("reach", "exposed", "lost", "unique_tokens")
 # What a limit asks for and one field gives.
@@ -33,7 +23,6 @@ _CURES = (
     (MEMORY, "The loss in chunks", "recipe.loss", "chunked"),
     ("failures", "Write checkpoints while training goes on", "recipe.checkpoints.asynchronous", "true"),
 )
-_SHARES = ("5%", "10%", "15%", "20%", "25%", "30%", "40%", "50%")
 
 
 def _reply(query: Query, progress: Progress) -> Reply:
@@ -114,42 +103,6 @@ def _joined(tables: list[Table]) -> Table:
     return Table("limits", columns, rows, units=("", *tables[0].units), align=f"l{tables[0].align}")
 
 
-BREAKS = Calculator(
-    name="breaks",
-    title="What breaks first",
-    question="One size of a run grows: which limit is met first, second, third, and at which value?",
-    fields=(
-        replace(MODEL, default="llama-3.1-8b"),
-        *PASTED,
-        CLUSTER[0],
-        replace(CLUSTER[1], default="8"),
-        of_run("layout.shard", "shard (ZeRO-3, FSDP) ranks", default="8", group="Layout", stops=powers(1, 1024)),
-        of_run("layout.tensor", "tensor ranks", group="Layout", stops=powers(1, 16)),
-        of_run("layout.pipeline", "pipeline stages", group="Layout", stops=powers(1, 64)),
-        of_run("recipe.seq_len", "sequence length", default="4096", group="Recipe", stops=powers(256, 131072)),
-        of_run("recipe.global_batch", "sequences of a step", default="256", group="Recipe", stops=powers(1, 16384)),
-        of_run("recipe.micro_batch", "micro-batch", default="1", group="Recipe", stops=powers(1, 128)),
-        of_run("recipe.precision", "precision", default="bf16-sharded", group="Recipe",
-               choices=one_of(["bf16-sharded", "bf16-mixed", "bf16", "fp32"])),
-        of_run("recipe.activation_checkpointing", "activation checkpointing", default="full", group="Recipe",
-               choices=one_of(["none", "selective", "full"])),
-        Field(name="along", title="what grows", default="sequence", group="Question",
-              choices=one_of(["", *AXES], **{"": "each size in turn"})),
-        Field(name="keep", title="longer sequences keep", default="tokens", group="Question", strict=True,
-              choices=(("tokens", "the tokens of a step"), ("batch", "the sequences of a step"))),
-        of_question(tl.breaks, "reach", "up to times the plan", stops=powers(2, 1024)),
-        of_question(tl.breaks, "exposed", "most exposed communication", stops=_SHARES),
-        of_question(tl.breaks, "lost", "most lost to failures", stops=_SHARES),
-        of_question(tl.breaks, "unique_tokens", "tokens in the dataset"),
-    ),
-    reply=_reply,
-    presets={
-        "A longer context": {},
-        "A deeper model": {"along": "depth"},
-        "More devices": {"along": "devices", "cluster.device": "a100-sxm-80gb"},
-        "Each size of GPT-2 XL": {"run": "gpt2-xl", "recipe.seq_len": "1024", "along": ""},
-    },
-    any_of_run=True,
-    patient=True,
-    refuse=without_search,
-)  # fmt: skip
+BREAKS = calculator(
+    "breaks", _reply, {"along": one_of(["", *AXES], **{"": "each size in turn"})}, tl.breaks, without_search
+)

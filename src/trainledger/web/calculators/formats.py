@@ -23,27 +23,13 @@ from trainledger.tensors.number import (
     read_number,
     zero_up_to,
 )
-from trainledger.web.calculator import BAD, GOOD, PLAIN, Calculator, Drawing, Headline, Progress, Reply
-from trainledger.web.field import Field, Query, one_of
+from trainledger.web.calculator import BAD, GOOD, PLAIN, Drawing, Headline, Progress, Reply, calculator, headline
+from trainledger.web.field import Query, one_of
 
 _HEADED = ("fp32", "bf16", "fp16", "e4m3", "e5m2", "e2m1")  # in the headlines where no format is chosen
-_TITLES = {
-    "largest": "largest of",
-    "smallest_normal": "smallest normal of",
-    "smallest_subnormal": "smallest subnormal of",
-    "epsilon": "epsilon of",
-    "zero_up_to": "largest that becomes 0 in",
-    "overflows_from": "smallest that overflows",
-}
 _BEYOND_DOUBLES = {"zero_up_to": "2^-1075", "overflows_from": "2^1024 - 2^970"}  # of fp64
 _LOST = ("overflow", "underflow")
 _NO_BLOCK, _NO_NUMBER = "choose a format with a block", "there is no number"  # why the largest does not count
-_VALUES = (
-    "1e-45", "1e-38", "1e-20", "1e-10", "1e-8", "1e-7", "1e-6", "1e-5", "1e-4", "0.001", "0.01", "0.1", "0.3", "0.5",
-    "1", "1.0009765625", "1.5", "2", "3.14159265", "5", "10", "100", "257", "448", "1000", "65504", "65520", "1e6",
-    "16777217", "1e10", "1e20", "1e38", "3.5e38",
-)  # fmt: skip
-_LARGEST = tuple(f"{size:g}" for size in (0, 0.001, 0.01, 0.1, 0.5, 1, 2, 4, 6, 10, 20, 50, 100, 200, 448, 1000, 1e4))
 
 
 def _reply(query: Query, progress: Progress) -> Reply:
@@ -136,10 +122,8 @@ def _limits(one: NumberFormat) -> Iterator[Headline]:
     for name, (value, formula) in found.items():
         held = math.isfinite(value) and value != 0  # by a double, in which this is worked out
         said = f"{value:.9g}" if held else _BEYOND_DOUBLES[name]
-        yield Headline(
-            name=name, title=f"{_TITLES[name]} {one.name}", value=value if held else None, unit="", said=said,
-            formula=f"{formula} = {said}", basis="exact", source=one.source,
-        )  # fmt: skip
+        shown, of_it = value if held else None, {"said": said, "source": one.source, "format": one.name}
+        yield headline(f"formats.{name}", shown, f"{formula} = {said}", **of_it)
 
 
 def _drawings(
@@ -183,26 +167,5 @@ def _python(query: Query, named: Sequence[str], number: float | None) -> str:
     return "\n".join(lines)
 
 
-FORMATS = Calculator(
-    name="formats",
-    title="Number formats",
-    question="What becomes of a number in fp32, bf16, fp16, fp8, fp4 and in blocks that share a scale?",
-    fields=(
-        Field(name="value", title="number", default="0.1", stops=_VALUES,
-              about="such as 1e-8, 0.1 or 65504; empty: what the formats hold"),
-        Field(name="format", title="format",
-              choices=one_of(("", *SHOWN, *FAMILIES, *WHOLE, *BLOCK_FORMATS), training="fp32, bf16, fp16, e4m3, e5m2"),
-              about="one format, or several by one word, such as fp8 or training; empty: all"),
-        Field(name="largest", title="largest in its block", default="6", stops=_LARGEST,
-              about="the largest other magnitude in its block, from which the block's scale follows"),
-    ),
-    reply=_reply,
-    presets={
-        "0.1 has no end in binary": {"value": "0.1"},
-        "A small gradient: fp16 loses it": {"value": "1e-8"},
-        "A large activation: fp16 overflows": {"value": "65520"},
-        "1 + 2⁻¹⁰: a small update rounds away in bf16": {"value": "1.0009765625"},
-        "0.3 under the scale of a 6: mxfp4": {"value": "0.3", "format": "mxfp4", "largest": "6"},
-        "What bf16 holds": {"value": "", "format": "bf16"},
-    },
-)  # fmt: skip
+_CHOICES = one_of(("", *SHOWN, *FAMILIES, *WHOLE, *BLOCK_FORMATS), training="fp32, bf16, fp16, e4m3, e5m2")
+FORMATS = calculator("formats", _reply, {"format": _CHOICES})

@@ -19,20 +19,9 @@ from trainledger.report.document import Document, Section, Table, Text
 from trainledger.spec.problem import InvalidInput, Problem
 from trainledger.spec.reading import value_of
 from trainledger.spec.units import format_nbytes, format_seconds
-from trainledger.web.calculator import BAD, GOOD, Calculator, Drawing, Headline, Progress, Remedy, Reply
-from trainledger.web.field import Field, Query, of_run, one_of, powers
-from trainledger.web.headlines import ATTENTION_MFU, OF_ATTENTION_MFU
-from trainledger.web.run import (
-    CLUSTER,
-    MODEL,
-    PASTED,
-    of_pasted,
-    python_of,
-    run_file_of,
-    settings_of,
-    source_of,
-    words_of,
-)
+from trainledger.web.calculator import BAD, GOOD, Drawing, Headline, Progress, Remedy, Reply, calculator, headline
+from trainledger.web.field import Query
+from trainledger.web.run import of_pasted, python_of, run_file_of, settings_of, source_of, words_of
 
 MOST_DEVICES = 16_384  # a search over more takes a minute
 SECONDS = 5  # for full accounts of the best
@@ -71,7 +60,7 @@ def _reply(query: Query, progress: Progress) -> Reply:
     return replace(
         made,
         document=_with_chosen(layouts, chosen, plan),
-        headlines=_headlines(layouts, chosen, plan),
+        headlines=tuple(_headlines(layouts, chosen, plan)),
         verdict=f"{layout_name(chosen.run.layout)}, micro-batches of {chosen.run.recipe.micro_batch}, "
         f"{recomputation(chosen.run.recipe)}: {format_seconds(chosen.seconds)} a step",
         tone=GOOD,
@@ -122,46 +111,22 @@ def _chosen(layouts: Layouts, text: str) -> ScoredLayout:
     return layouts.ranked[int(text) - 1]
 
 
-def _headlines(layouts: Layouts, chosen: ScoredLayout, plan: Plan) -> tuple[Headline, ...]:
+def _headlines(layouts: Layouts, chosen: ScoredLayout, plan: Plan) -> Iterator[Headline]:
     forecast = plan.forecast
     causes = " + ".join(f"{format_seconds(bar.seconds)} {bar.cause}" for bar in forecast.waterfall if bar.nanoseconds)
-    step = Headline(
-        name="seconds", title="step", value=chosen.seconds, unit="seconds", basis=layouts.basis,
-        formula=causes or "the slowest rank's operations on its streams",
-        source="kernels and collectives on their streams",
-    )  # fmt: skip
+    formula = causes or "the slowest rank's operations on its streams"
+    yield headline("layouts.seconds", chosen.seconds, formula, basis=layouts.basis)
     parts = " + ".join(f"{format_nbytes(each)} {name}" for name, each in forecast.peak_by_category.items() if each)
     outside = format_nbytes(chosen.device_nbytes - chosen.peak_nbytes)
-    memory = Headline(
-        name="device_nbytes",
-        title="memory of the peak rank",
-        value=chosen.device_nbytes,
-        unit="nbytes",
-        basis=forecast.basis.get("device_nbytes", "exact"),
-        formula=f"{parts} + {outside} outside of the tensors",
-        source="live bytes at each operation, and what the driver and libraries take",
-    )
-    found_lines = [step, memory]
+    formula, basis = f"{parts} + {outside} outside of the tensors", forecast.basis.get("device_nbytes", "exact")
+    yield headline("layouts.device_nbytes", chosen.device_nbytes, formula, basis=basis)
     if chosen.mfu is not None and forecast.model_flops and forecast.peak_flops_per_second:
         rate = f"({chosen.seconds:.4g} s x {layouts.devices:,} x {forecast.peak_flops_per_second:.4g} FLOP/s)"
-        found_lines.append(
-            Headline(
-                name="mfu", title=ATTENTION_MFU, value=chosen.mfu, unit="share", basis=layouts.basis,
-                formula=f"model FLOPs / (step x devices x peak) = {forecast.model_flops:.4g} / {rate}",
-                source=OF_ATTENTION_MFU,
-            )
-        )  # fmt: skip
-    searched = Headline(
-        name="searched",
-        title="layouts searched",
-        value=layouts.searched,
-        unit="integer",
-        basis="exact",
-        formula=f"{layouts.searched:,} in the grid, {layouts.allowed:,} obey the rules, {layouts.fitting:,} may fit, "
-        f"{layouts.accounted:,} accounted for in full",
-        source="every layout has a bound of its time and its memory",
-    )
-    return (*found_lines, searched)
+        formula = f"model FLOPs / (step x devices x peak) = {forecast.model_flops:.4g} / {rate}"
+        yield headline("plan.mfu", chosen.mfu, formula, basis=layouts.basis)
+    fitting = f"{layouts.fitting:,} may fit, {layouts.accounted:,} accounted for in full"
+    formula = f"{layouts.searched:,} in the grid, {layouts.allowed:,} obey the rules, {fitting}"
+    yield headline("layouts.searched", layouts.searched, formula)
 
 
 def _with_chosen(layouts: Layouts, chosen: ScoredLayout, plan: Plan) -> Document:
@@ -188,40 +153,4 @@ def _of_chosen(plan: Plan) -> list[Drawing]:
     ]
 
 
-def _axis(name: str, title: str, most: int = 64) -> Field:
-    return of_run(name, title, group="Fix some of it", choices=one_of(["", *powers(1, most)], **{"": "any"}))
-
-
-LAYOUTS = Calculator(
-    name="layouts",
-    title="Layouts",
-    question="How is a run spread over a cluster: which layout is the quickest, and which fit at all?",
-    fields=(
-        MODEL,
-        *PASTED,
-        CLUSTER[0],
-        replace(CLUSTER[1], default="64"),
-        of_run("recipe.seq_len", "sequence length", stops=powers(512, 131072), group="Recipe"),
-        of_run("recipe.global_batch", "sequences of a step", stops=powers(1, 16384), group="Recipe"),
-        of_run("recipe.precision", "precision", group="Recipe",
-               choices=one_of(["", "bf16-sharded", "bf16-mixed", "bf16", "fp32"], **{"": "the default recipe's"})),
-        _axis("layout.tensor", "tensor ranks", 16),
-        _axis("layout.pipeline", "pipeline stages"),
-        _axis("layout.context", "context ranks", 16),
-        _axis("layout.expert", "expert ranks"),
-        of_run("recipe.activation_checkpointing", "activation checkpointing", group="Fix some of it",
-               choices=one_of(["", "none", "selective", "full"], **{"": "any"})),
-        Field(name="choose", title="show layout", group="Result", stops=tuple(map(str, range(1, _KEPT + 1))),
-              about="number of a ranked layout, to see its step and its memory; empty: the simplest of the quick ones"),
-    ),
-    reply=_reply,
-    presets={
-        "Llama 3 8B on 64 H100": {"cluster.count": "64"},
-        "Llama 3.1 405B on 2,048 H100": {"run": "llama-3.1-405b", "cluster.count": "2048"},
-        "Mixtral 8x7B on 128 H100": {"run": "mixtral-8x7b", "cluster.count": "128"},
-        "GPT-2 XL on 8 A100": {"run": "gpt2-xl", "cluster.device": "a100-sxm-80gb", "cluster.count": "8"},
-    },
-    any_of_run=True,
-    needs=("numpy",),
-    patient=True,
-)  # fmt: skip
+LAYOUTS = calculator("layouts", _reply)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from trainledger import catalog
 from trainledger.answers.einsum import causes_table, cut_text, devices_named, einsum_times, page, times_table
 from trainledger.answers.pages.einsum_figures import (
     formats_chart,
@@ -24,18 +23,10 @@ from trainledger.spec.units import counted, format_flops_per_second, format_perc
 from trainledger.tensors import einsum as einsums
 from trainledger.tensors.einsum import Einsum, read_shape
 from trainledger.tensors.number import known_format
-from trainledger.web.calculator import PLAIN, UNKNOWN, Calculator, Drawing, Headline, Progress, Reply
-from trainledger.web.field import Field, Query, one_of
+from trainledger.web.calculator import PLAIN, UNKNOWN, Drawing, Headline, Progress, Reply, calculator, headline
+from trainledger.web.field import Query
 
-_ROOFLINE = "Williams et al. 2009, Roofline: An Insightful Visual Performance Model"
-_COUNTED = "2 FLOPs for a multiplication and an addition"
-_MOVED = "each operand read once, the result written once"
-_TILES = "NVIDIA, Matrix Multiplication Background User's Guide: tile and wave quantization"
 _SIDE_BY_SIDE = ("fp32", "bf16")
-_SIZES = (
-    *("1", "8", "16", "32", "64", "128", "256", "512", "768", "1024", "1536", "2048", "3072", "4096", "5120", "6144"),
-    *("8192", "11008", "12288", "14336", "16384", "28672", "32768", "50257", "50304", "65536", "128256", "131072"),
-)
 _MOST = 10**9  # of a size
 
 
@@ -98,19 +89,12 @@ def _headlines(one: Einsum, times: Sequence[EinsumTime]) -> Iterator[Headline]:
     numbers = " + ".join(f"{step.flops:,}" for step in one.steps)
     if shape is not None:
         numbers = " x ".join(f"{each:,}" for each in (2, *(shape[1:] if shape[0] == 1 else shape)))
-    yield Headline(
-        name="flops", title="FLOPs", value=one.flops, unit="flops", basis="exact", source=_COUNTED,
-        formula=f"{terms} = {numbers} = {one.flops:,}",
-    )  # fmt: skip
+    yield headline("matmul.flops", one.flops, f"{terms} = {numbers} = {one.flops:,}")
     elements = " + ".join(f"{step.read_elements:,} + {step.written_elements:,}" for step in one.steps)
-    yield Headline(
-        name="nbytes", title="bytes moved", value=one.nbytes, unit="nbytes", basis="exact", source=_MOVED,
-        formula=f"(elements read + written) in {one.dtype} = {elements} elements = {one.nbytes:,} B",
-    )  # fmt: skip
-    yield Headline(
-        name="intensity", title="FLOPs per byte", value=one.intensity, unit="amount", basis="exact", source=_ROOFLINE,
-        formula=f"FLOPs / bytes = {one.flops:,} / {one.nbytes:,} = {one.intensity:.4g}",
-    )  # fmt: skip
+    formula = f"(elements read + written) in {one.dtype} = {elements} elements = {one.nbytes:,} B"
+    yield headline("matmul.nbytes", one.nbytes, formula)
+    formula = f"FLOPs / bytes = {one.flops:,} / {one.nbytes:,} = {one.intensity:.4g}"
+    yield headline("matmul.intensity", one.intensity, formula)
 
 
 def _of_device(one: Einsum, time: EinsumTime) -> Iterator[Headline]:
@@ -118,41 +102,23 @@ def _of_device(one: Einsum, time: EinsumTime) -> Iterator[Headline]:
         return
     peak, bandwidth = time.peak_flops_per_second or 0, time.memory_bytes_per_second or 0
     compute, memory = format_seconds(time.compute_seconds), format_seconds(time.memory_seconds)
-    bound = Headline(
-        name="bound_seconds", title=f"at least on {time.device}", value=time.bound_seconds, unit="seconds",
-        formula=f"the longer of FLOPs / peak = {short(one.flops)} / {short(peak)} = {compute} and bytes / bandwidth = "
-                f"{short(one.nbytes)} / {short(bandwidth)} = {memory}",
-        basis="bound", source=_ROOFLINE,
-    )  # fmt: skip
+    formula = (
+        f"the longer of FLOPs / peak = {short(one.flops)} / {short(peak)} = {compute} and bytes / bandwidth = "
+        f"{short(one.nbytes)} / {short(bandwidth)} = {memory}"
+    )
+    bound = headline("matmul.bound_seconds", time.bound_seconds, formula, device=time.device)
     if time.seconds is None or time.flops_per_second is None or time.peak_share is None:
         yield bound
         return
     terms = " + ".join(f"{format_seconds(bar.seconds)} ({bar.cause})" for bar in time.bars if bar.nanoseconds)
-    yield Headline(
-        name="seconds",
-        title=f"predicted on {time.device}",
-        value=time.seconds,
-        unit="seconds",
-        basis="assumed",
-        formula=f"{terms} = {format_seconds(time.seconds)}, {format_percent(time.peak_share)} of the peak",
-        source=_TILES,
-    )
+    formula = f"{terms} = {format_seconds(time.seconds)}, {format_percent(time.peak_share)} of the peak"
+    yield headline("matmul.seconds", time.seconds, formula, device=time.device)
     yield bound
-    yield Headline(
-        name="reached",
-        title=f"of the peak of {time.device}",
-        value=time.peak_share,
-        unit="share",
-        basis="assumed",
-        formula=f"FLOPs / seconds / peak = {short(time.flops_per_second)} / {short(peak)}",
-        source=_TILES,
-    )
+    formula = f"FLOPs / seconds / peak = {short(time.flops_per_second)} / {short(peak)}"
+    yield headline("matmul.reached", time.peak_share, formula, device=time.device)
     for cut in time.tilings[:1]:
-        yield Headline(
-            name="waves", title="waves of tiles", value=cut.waves, unit="integer", basis="assumed", source=_TILES,
-            formula=f"tiles x split / multiprocessors, rounded up = {cut.tiles:,} x {cut.split} / {cut.workers} = "
-                    f"{cut.waves:,}: {cut_text(cut)}",
-        )  # fmt: skip
+        numbers = f"{cut.tiles:,} x {cut.split} / {cut.workers} = {cut.waves:,}: {cut_text(cut)}"
+        yield headline("matmul.waves", cut.waves, f"tiles x split / multiprocessors, rounded up = {numbers}")
 
 
 def _drawings(one: Einsum, times: Sequence[EinsumTime], devices: Sequence[Device], dim: str) -> Iterator[Drawing]:
@@ -204,34 +170,4 @@ def _python(equation: str, shapes: Sequence[tuple[int, ...]], dtype: str, device
     )
 
 
-MATMUL = Calculator(
-    name="matmul",
-    title="Matmul and roofline",
-    question="How long does a matmul take, what bounds it, and what do tiles and waves cost?",
-    fields=(
-        Field(name="m", title="m", default="4096", stops=_SIZES, about="rows of [m, k] @ [k, n]"),
-        Field(name="n", title="n", default="4096", stops=_SIZES, about="columns of the result"),
-        Field(name="k", title="k", default="4096", stops=_SIZES, about="the length that is summed over"),
-        Field(name="dtype", title="dtype", default="bf16",
-              choices=one_of(("bf16", "fp16", "fp32", "fp64", "e4m3", "e5m2", "mxfp8", "mxfp4", "nvfp4", "int8"))),
-        Field(name="device", title="devices", default="h100-sxm,a100-sxm-80gb,b200",
-              choices=one_of(catalog.device_names()), about="of the catalog, commas between them; the first in detail"),
-        Field(name="sweep", title="grows", default="n", choices=one_of(("m", "n", "k")), strict=True,
-              about="the size over which the last drawing goes"),
-        Field(name="equation", title="einsum", group="Any einsum",
-              about='in place of m, n and k: such as "bthd,bshd->bhts", or words as in einops'),
-        Field(name="shapes", title="shapes", group="Any einsum",
-              about="of the operands, with spaces between them: 8,1024,16,64 8,1024,16,64"),
-    ),
-    reply=_reply,
-    presets={
-        "A square matmul": {"m": "4096", "n": "4096", "k": "4096"},
-        "A100 and H100 in fp32 and bf16": {"device": "a100-sxm-80gb,h100-sxm"},
-        "One token of decoding: memory-bound": {"m": "1", "n": "4096", "k": "4096", "sweep": "m"},
-        "A head of 50,257 columns, not aligned": {"m": "8192", "n": "50257", "k": "768"},
-        "The same padded to 50,304": {"m": "8192", "n": "50304", "k": "768"},
-        "One tile more than a wave": {"m": "4096", "n": "4352", "k": "4096", "device": "h100-sxm"},
-        "Scores of attention": {"equation": "bthd,bshd->bhts", "shapes": "4,4096,32,128 4,4096,32,128"},
-        "A chain, whose order decides": {"equation": "ab,bc,cd->ad", "shapes": "8192,64 64,8192 8192,64"},
-    },
-)  # fmt: skip
+MATMUL = calculator("matmul", _reply)

@@ -5,7 +5,7 @@ The devices are those of the layout's axes, so that no layout is searched for wh
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from math import prod
 from typing import Any
@@ -36,14 +36,11 @@ from trainledger.spec.run import Run
 from trainledger.spec.runfile import parse_toml
 from trainledger.spec.savings import CHECKPOINTING, LOSSES
 from trainledger.spec.units import counted, format_nbytes, format_percent, parse_count
-from trainledger.web.calculator import BAD, GOOD, UNKNOWN, Calculator, Drawing, Headline, Progress, Reply
-from trainledger.web.field import FILE, YES_OR_NO, Field, Query, of_run, one_of, powers, size_of, steps
+from trainledger.web.calculator import BAD, GOOD, UNKNOWN, Drawing, Headline, Progress, Reply, calculator, headline
+from trainledger.web.field import FILE, Query, one_of, size_of
 from trainledger.web.headlines import of_memory, of_time
 from trainledger.web.remedies import likely, that_fit, too_large
 from trainledger.web.run import (
-    CLUSTER,
-    MODEL,
-    PASTED,
     more_positions,
     of_pasted,
     python_of,
@@ -178,12 +175,8 @@ def _of_largest(found: Found | None) -> list[Headline]:
     if found.beyond is not None:
         beyond = f"; {found.beyond_size:,} needs {format_nbytes(found.beyond.nbytes)}"
     fits = "none fits" if found.memory is None else f"needs {format_nbytes(found.memory.nbytes)}"
-    largest = Headline(
-        name="largest_micro_batch", title="largest micro-batch", value=found.size, unit="integer",
-        said="" if found.size else "none fits", basis="assumed", formula=f"{found.size or 0:,} {fits}{beyond}",
-        source=found.note,
-    )  # fmt: skip
-    return [largest]
+    said, formula = "" if found.size else "none fits", f"{found.size or 0:,} {fits}{beyond}"
+    return [headline("memory.largest_micro_batch", found.size, formula, said=said, source=found.note)]
 
 
 def _document(document: Document, memory: tuple[Part, ...], largest: Found | None, run: Run) -> Document:
@@ -229,58 +222,8 @@ def _at_the_peak(plan: Plan) -> str:
     return f"The peak is at {place(entry)}{without}."
 
 
-_SHARDED = (("1", "optimizer state (ZeRO-1)"), ("2", "and gradients (ZeRO-2)"), ("3", "and parameters (ZeRO-3, FSDP)"))
-
-
-def _axis(name: str, title: str, most: int) -> Field:
-    return of_run(f"layout.{name}", title, group="Sharding", stops=powers(1, most))
-
-
-MEMORY = Calculator(
-    name="memory",
-    title="Memory",
-    question="Does a training step fit in the memory of a device, and what is that memory made of?",
-    fields=(
-        MODEL,
-        *PASTED,
-        CLUSTER[0],
-        of_run("recipe.micro_batch", "micro-batch", default="1", group="Recipe",
-               stops=steps(1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 32, 48, 64, 96, 128, 256)),
-        of_run("recipe.seq_len", "sequence length", default="8192", group="Recipe",
-               stops=steps(128, 256, 512, 1024, 2048, 3072, 4096, 6144, 8192, 12288, 16384, 32768, 65536,
-                                     131072, 262144, 524288, 1048576)),
-        Field(name="accumulation", title="micro-batches of a step", group="Recipe", stops=powers(1, 256),
-              about="gradient accumulation; empty: 1, or 4 for each pipeline stage (GPipe, arXiv 1811.06965)"),
-        of_run("recipe.precision", "precision", group="Recipe", choices=one_of(PRECISIONS)),
-        of_run("recipe.optimizer", "optimizer", group="Recipe", choices=one_of(OPTIMIZERS)),
-        of_run("recipe.activation_checkpointing", "activation checkpointing", group="Recipe",
-               choices=one_of(CHECKPOINTING)),
-        of_run("recipe.attention", "attention kernel", group="Recipe", choices=one_of(ATTENTIONS)),
-        of_run("recipe.loss", "loss", group="Recipe", choices=one_of(LOSSES)),
-        of_run("recipe.compile", "compiled blocks", group="Recipe", choices=YES_OR_NO, strict=True),
-        _axis("shard", "shard ranks (ZeRO, FSDP)", 4096),
-        of_run("layout.zero", "what is sharded", group="Sharding", choices=_SHARDED, strict=True),
-        _axis("tensor", "tensor ranks", 16),
-        of_run("layout.sequence_parallel", "sequence parallel", group="Sharding", choices=YES_OR_NO, strict=True),
-        _axis("pipeline", "pipeline stages", 64),
-        _axis("context", "context ranks", 64),
-        _axis("expert", "expert ranks", 256),
-        _axis("replicate", "replicas", 1024),
-        Field(name="largest", title="largest micro-batch", default="no", group="Result", strict=True,
-              choices=(("no", "do not look"), ("yes", "look for it (takes longer)"))),
-    ),
-    reply=_reply,
-    presets={
-        "Llama 3 8B on one H100": {},
-        "Llama 3 8B, FSDP over 8 H100": {"layout.shard": "8", "recipe.activation_checkpointing": "selective"},
-        "Llama 3.1 405B on one device": {"run": "llama-3.1-405b"},
-        "Llama 3 70B, tensor 8, FSDP 8": {
-            "run": "llama-3-70b", "layout.tensor": "8", "layout.sequence_parallel": "true", "layout.shard": "8",
-        },
-        "LoRA on Llama 3.1 8B, one 24 GB card": {
-            "run": "llama-3.1-8b", "recipe.lora.rank": "16", "recipe.precision": "bf16",
-            "recipe.activation_checkpointing": "full", "recipe.seq_len": "2048", "cluster.device": "rtx-4090",
-        },
-    },
-    any_of_run=True,
-)  # fmt: skip
+_CHOICES: dict[str, Iterable[str]] = {
+    "precision": PRECISIONS, "optimizer": OPTIMIZERS, "activation_checkpointing": CHECKPOINTING,
+    "attention": ATTENTIONS, "loss": LOSSES,
+}  # fmt: skip
+MEMORY = calculator("memory", _reply, {f"recipe.{name}": one_of(names) for name, names in _CHOICES.items()})

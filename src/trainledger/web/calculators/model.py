@@ -27,11 +27,9 @@ from trainledger.spec.layout import AXES
 from trainledger.spec.model import ModelSpec
 from trainledger.spec.run import Run
 from trainledger.spec.units import format_count, format_flops, format_percent
-from trainledger.web.calculator import PLAIN, Calculator, Drawing, Headline, Progress, Reply
-from trainledger.web.field import FILE, YES_OR_NO, Field, Query, of_run, powers, steps
+from trainledger.web.calculator import PLAIN, Drawing, Headline, Progress, Reply, calculator, headline
+from trainledger.web.field import FILE, Query
 from trainledger.web.run import (
-    MODEL,
-    PASTED,
     more_positions,
     of_pasted,
     run_file_of,
@@ -49,7 +47,6 @@ _ALONE = {"layout.auto": "false", "cluster.count": "1", "recipe.global_batch": "
     f"layout.{axis}": "1" for axis in (*AXES, "expert")
 }
 _LARGEST = 10**14  # parameters
-_KAPLAN = "Kaplan et al. 2020 (arXiv 2001.08361), section 2.1: backward has two matmuls for each one of forward"
 
 
 def _reply(query: Query, progress: Progress) -> Reply:
@@ -112,68 +109,34 @@ def _values(run: Run, query: Query) -> dict[str, str]:
     return texts_of(run, query) | own
 
 
-def _headlines(run: Run, count: ParameterCount, flops: dict[str, int], ledger: Ledger) -> list[Headline]:
+def _headlines(run: Run, count: ParameterCount, flops: dict[str, int], ledger: Ledger) -> Iterator[Headline]:
     spec, tokens, forward = run.model, run.recipe.seq_len, sum(flops.values())
     scores, parts = flops[SCORES], ordered(count.by_component)
     totals = forward_totals(spec, flops, tokens)
-    headlines = [
-        Headline(
-            name="total", title="parameters", value=count.total, unit="count", basis="exact",
-            formula=" + ".join(f"{format_count(count.by_component[part])} {title_of(part)}" for part in parts),
-            source="shapes of all modules",
-        ),
-    ]  # fmt: skip
-    if spec.experts is not None:
-        mixture = spec.experts
-        headlines.append(
-            Headline(
-                name="active", title="active parameters", value=count.active, unit="count", basis="exact",
-                formula=f"all but {mixture.n_experts - mixture.per_token} of {mixture.n_experts} experts of each layer",
-                source="those that one token passes through",
-            )
-        )  # fmt: skip
-    headlines += [
-        Headline(
-            name="forward", title=f"forward FLOPs of {tokens:,} tokens", value=forward, unit="flops", basis="exact",
-            formula=" + ".join(f"{format_flops(flops[each])} {title_of(each)}" for each in ordered(flops)),
-            source="2 m n k for each matmul, attention counted dense",
-        ),
-        Headline(
-            name="per_token", title="forward FLOPs of a token", value=totals["per_token"], unit="flops", basis="exact",
-            formula=f"{format_flops(forward)} / {tokens:,}; 2 N = {format_flops(2 * count.active)}",
-            source="2 N for each token is the rule of thumb (Kaplan et al. 2020)",
-        ),
-        _backward(ledger),
-        Headline(
-            name="scores_share", title="share of attention scores", value=totals["scores_share"], unit="share",
-            formula=f"scores / all = {format_flops(scores)} / {format_flops(forward)}", basis="exact",
-            source="queries times keys and probabilities times values grow with the square of the tokens",
-        ),
-    ]  # fmt: skip
+    formula = " + ".join(f"{format_count(count.by_component[part])} {title_of(part)}" for part in parts)
+    yield headline("model.total", count.total, formula)
+    if (mixture := spec.experts) is not None:
+        formula = f"all but {mixture.n_experts - mixture.per_token} of {mixture.n_experts} experts of each layer"
+        yield headline("model.active", count.active, formula)
+    formula = " + ".join(f"{format_flops(flops[part])} {title_of(part)}" for part in ordered(flops))
+    yield headline("model.forward", forward, formula, tokens=f"{tokens:,}")
+    formula = f"{format_flops(forward)} / {tokens:,}; 2 N = {format_flops(2 * count.active)}"
+    yield headline("model.per_token", totals["per_token"], formula)
+    yield _backward(ledger)
+    formula = f"scores / all = {format_flops(scores)} / {format_flops(forward)}"
+    yield headline("model.scores_share", totals["scores_share"], formula)
     if totals["half_at"] is not None:
-        headlines.append(
-            Headline(
-                name="half_at",
-                title="tokens at which scores are half",
-                value=totals["half_at"],
-                unit="integer",
-                formula=f"T x rest / scores = {tokens:,} x {format_flops(forward - scores)} / {format_flops(scores)}",
-                basis="exact",
-                source="scores grow with T^2, all other matmuls with T",
-            )
-        )
-    return headlines
+        formula = f"T x rest / scores = {tokens:,} x {format_flops(forward - scores)} / {format_flops(scores)}"
+        yield headline("model.half_at", totals["half_at"], formula)
 
 
 def _backward(ledger: Ledger) -> Headline:
     """The model FLOPs of backward over those of forward, and what kernels run."""
     model, run = ledger.by("phase", "model_flops"), _matmuls(ledger)
     ratio = f"{format_flops(model['backward'])} / {format_flops(model['forward'])}"
-    return Headline(
-        name="backward_to_forward", title="backward to forward", value=model["backward"] / model["forward"],
-        unit="factor", formula=f"model FLOPs: {ratio}; kernels run {run['backward'] / run['forward']:.4g} times the "
-        "forward, as fused attention computes its scores again", basis="exact", source=_KAPLAN,
-    )  # fmt: skip
+    times = f"kernels run {run['backward'] / run['forward']:.4g} times the forward"
+    formula = f"model FLOPs: {ratio}; {times}, as fused attention computes its scores again"
+    return headline("model.backward_to_forward", model["backward"] / model["forward"], formula)
 
 
 def _matmuls(ledger: Ledger) -> dict[str, int]:
@@ -248,55 +211,4 @@ def _python(query: Query) -> str:
     )
 
 
-def _size(name: str, title: str, stops: tuple[str, ...], group: str = "Sizes") -> Field:
-    return of_run(f"model.{name}", title, group=group, stops=stops)
-
-
-_LAYERS = steps(1, 2, 3, 4, 6, 8, 10, 12, 16, 20, 24, 28, 32, 36, 40, 48, 56, 64, 72, 80, 96, 112, 126, 128, 160, 200)
-_WIDTHS = steps(64, 128, 256, 384, 512, 768, 1024, 1280, 1536, 2048, 2560, 3072, 3584, 4096, 5120, 6144, 7168, 8192,
-                10240, 12288, 14336, 16384, 18432, 20480, 24576, 28672, 32768)  # fmt: skip
-_HEADS = steps(1, 2, 4, 6, 8, 10, 12, 16, 20, 24, 28, 32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 256)
-_INNER = steps(*(int(width) for width in _WIDTHS[2:]), 36864, 40960, 49152, 53248, 65536, 81920)
-_VOCABULARY = steps(
-    256, 1000, 4096, 8192, 16384, 32000, 32768, 50257, 50304, 65536, 100352, 128256, 151936, 200064, 256000, 262144
-)
-
-MODEL_CALCULATOR = Calculator(
-    name="model",
-    title="Model",
-    question="Where are the parameters and the FLOPs of a model, and where do they go as it grows?",
-    fields=(
-        MODEL,
-        *PASTED,
-        of_run("recipe.seq_len", "sequence length", default="8192", group="Sizes", stops=powers(128, 1048576)),
-        _size("n_layers", "layers", _LAYERS),
-        _size("d_model", "hidden size", _WIDTHS),
-        _size("attention.n_heads", "query heads", _HEADS),
-        _size("attention.n_kv_heads", "key-value heads", _HEADS),
-        _size("attention.head_dim", "head size", steps(16, 32, 48, 64, 80, 96, 112, 128, 160, 192, 256, 512)),
-        _size("feed_forward.d_ff", "inner size of the MLP", _INNER),
-        _size("vocab_size", "vocabulary", _VOCABULARY),
-        of_run("model.tie_embeddings", "tied embeddings", group="Sizes", choices=YES_OR_NO, strict=True),
-        _size("feed_forward.n_experts", "experts", steps(2, 4, 8, 16, 32, 60, 64, 96, 128, 160, 256, 384, 512),
-              "Experts"),
-        _size("feed_forward.per_token", "experts of a token", steps(1, 2, 3, 4, 6, 8, 10, 12, 16), "Experts"),
-        _size("feed_forward.expert_d_ff", "inner size of an expert", _INNER, "Experts"),
-        _size("feed_forward.n_shared", "shared experts", steps(0, 1, 2, 3, 4), "Experts"),
-        _size("feed_forward.n_dense_layers", "leading dense layers", steps(0, 1, 2, 3, 4, 6, 8), "Experts"),
-        _size("attention.kv_rank", "latent of keys and values", steps(64, 128, 256, 512, 768, 1024, 1536),
-              "Latent attention"),
-        _size("attention.q_rank", "latent of queries", steps(256, 512, 768, 1024, 1536, 2048, 3072),
-              "Latent attention"),
-        _size("attention.window", "window of local layers", powers(128, 65536), "Local attention"),
-        _size("attention.global_every", "every n-th layer is global", steps(2, 3, 4, 5, 6, 8), "Local attention"),
-    ),
-    reply=_reply,
-    presets={
-        "Llama 3 8B": {},
-        "GPT-2 small: a third is the embedding": {"run": "gpt2", "recipe.seq_len": "1024"},
-        "Llama 3.1 405B": {"run": "llama-3.1-405b"},
-        "Llama 3.1 8B at 131,072 tokens": {"run": "llama-3.1-8b", "recipe.seq_len": "131072"},
-        "DeepSeek-V3: experts and a latent": {"run": "deepseek-v3", "recipe.seq_len": "4096"},
-    },
-    any_of_run=True,
-)  # fmt: skip
+MODEL_CALCULATOR = calculator("model", _reply)

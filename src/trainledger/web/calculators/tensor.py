@@ -20,10 +20,9 @@ from trainledger.tensors.chain import chain, places, read_index
 from trainledger.tensors.einsum import Tensor, read_shape
 from trainledger.tensors.number import known_format
 from trainledger.tensors.strided import Chain, Strided, list_text
-from trainledger.web.calculator import BAD, GOOD, Calculator, Drawing, Headline, Progress, Reply
-from trainledger.web.field import Field, Query, one_of
+from trainledger.web.calculator import BAD, GOOD, Drawing, Headline, Progress, Reply, calculator, headline
+from trainledger.web.field import Query, one_of
 
-_SOURCE = "PyTorch: torch.Tensor.stride, torch.Tensor.view and the tensor views of its documentation"
 _DTYPES = [name for name, number_format in FORMATS.items() if number_format.bits % 8 == 0] + [*OTHER_NBYTES]
 
 
@@ -88,39 +87,16 @@ def _headlines(chained: Chain, index: Sequence[int], found: Sequence[int | None]
     last = chained.result
     written = [(step.word, step.written_nbytes) for step in chained.steps]
     terms = " + ".join(f"{nbytes:,} ({word})" for word, nbytes in written) or "no operation"
-    yield _headline(
-        "written_nbytes",
-        "bytes that the chain writes",
-        chained.written_nbytes,
-        "nbytes",
-        f"the sum of its steps, a view writing none: {terms} = {chained.written_nbytes:,} B",
-    )
-    yield _headline(
-        "nbytes",
-        "bytes of the tensor",
-        last.nbytes,
-        "nbytes",
-        f"elements x bytes of one = {last.elements:,} x {last.itemsize} = {last.nbytes:,} B",
-    )
+    formula = f"the sum of its steps, a view writing none: {terms} = {chained.written_nbytes:,} B"
+    yield headline("tensor.written_nbytes", chained.written_nbytes, formula)
+    formula = f"elements x bytes of one = {last.elements:,} x {last.itemsize} = {last.nbytes:,} B"
+    yield headline("tensor.nbytes", last.nbytes, formula)
     if found and found[-1] is not None:
-        yield _headline(
-            "byte", f"byte of element {list_text(index)}", last.byte(index), "integer", _address(last, index)
-        )
-    yield _said_headline("strides", "strides", list_text(last.stride) if last.stride else "none", _strides(chained))
-    rule = "each dim's stride is the stride of the dim behind it times that dim's size"
-    yield _said_headline(
-        "contiguous", "contiguous", "yes" if last.contiguous else "no", f"{rule}; here {last.contiguity}"
-    )
-
-
-def _headline(name: str, title: str, value: int, unit: str, formula: str) -> Headline:
-    return Headline(name=name, title=title, value=value, unit=unit, formula=formula, basis="exact", source=_SOURCE)
-
-
-def _said_headline(name: str, title: str, said: str, formula: str) -> Headline:
-    return Headline(
-        name=name, title=title, value=None, unit="", formula=formula, basis="exact", source=_SOURCE, said=said
-    )
+        yield headline("tensor.byte", last.byte(index), _address(last, index), index=list_text(index))
+    said = list_text(last.stride) if last.stride else "none"
+    yield headline("tensor.strides", None, _strides(chained), said=said)
+    formula = f"each dim's stride is the stride of the dim behind it times that dim's size; here {last.contiguity}"
+    yield headline("tensor.contiguous", None, formula, said="yes" if last.contiguous else "no")
 
 
 def _address(one: Strided, index: Sequence[int]) -> str:
@@ -172,30 +148,4 @@ def _named(query: Query) -> str:
     return f"{query['dtype']}[{query['shape']}]"
 
 
-TENSOR = Calculator(
-    name="tensor",
-    title="Tensor",
-    question="Where do the elements of a tensor lie, and which operations copy them?",
-    fields=(
-        Field(name="dtype", title="dtype", default="fp32", choices=one_of(_DTYPES)),
-        Field(name="shape", title="shape", default="4,8", about="sizes of the dims, such as 4,8"),
-        Field(name="operations", title="operations", default="transpose(0,1) reshape(32)",
-              about='as behind a tensor in torch: transpose(0,1) view(32) [:,1] contiguous expand(4,-1)'),
-        Field(name="at", title="element", about="the index whose address is shown, such as 1,2; empty: the last"),
-        Field(name="draw", title="drawn", about="a step; empty: the last that is not contiguous"),
-    ),
-    reply=_reply,
-    presets={
-        "Transpose, then flatten: a copy": {"operations": "transpose(0,1) reshape(32)"},
-        "The same with view: it fails": {"operations": "transpose(0,1) view(32)"},
-        "A slice keeps the whole storage": {"shape": "6,8", "operations": "[1:5, ::2]", "at": "1,2"},
-        "Expand repeats without bytes": {"shape": "4,1", "operations": "expand(4,8)", "at": "1,2"},
-        "Heads of attention": {
-            "dtype": "bf16", "shape": "2,3,8", "operations": "view(2,3,4,2) transpose(1,2) reshape(8,3,2)",
-            "at": "1,2,1",
-        },
-        "16,384 × 16,384 made contiguous": {
-            "dtype": "bf16", "shape": "16384,16384", "operations": "t contiguous", "at": "1,2",
-        },
-    },
-)  # fmt: skip
+TENSOR = calculator("tensor", _reply, {"dtype": one_of(_DTYPES)})

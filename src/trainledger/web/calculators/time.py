@@ -14,7 +14,8 @@ from trainledger.answers.defaults import sharded
 from trainledger.answers.load import resolve
 from trainledger.answers.pages.plan_figures import waterfall, waterfall_table
 from trainledger.answers.plan import why_impossible as why_it_cannot_run
-from trainledger.forecast.plan.napkin import UNKNOWNS, Napkin, headline, napkin, short, why_impossible
+from trainledger.forecast.plan.napkin import UNKNOWNS, Napkin, napkin, short, why_impossible
+from trainledger.forecast.plan.napkin import headline as headline_of
 from trainledger.forecast.plan.plan import Plan, counted_by
 from trainledger.forecast.predict.forecast import Bar
 from trainledger.forecast.predict.roofline import SHEET_NAMES
@@ -22,25 +23,15 @@ from trainledger.ledger.rules_of_thumb import RULES, training_flops
 from trainledger.spec.device import Device
 from trainledger.spec.problem import InvalidInput, Problem
 from trainledger.spec.units import KILO, format_count, format_percent, format_seconds
-from trainledger.web.calculator import BAD, PLAIN, Calculator, Drawing, Headline, Progress, Reply
-from trainledger.web.field import Field, Query, of_run, one_of, powers, rising
-from trainledger.web.headlines import ATTENTION_MFU, OF_ATTENTION_MFU, SIX_ND_MFU
+from trainledger.web.calculator import BAD, PLAIN, Drawing, Headline, Progress, Reply, calculator, headline
+from trainledger.web.field import RUN, Query
+from trainledger.web.headlines import SIX_ND_MFU
 from trainledger.web.remedies import that_fit_devices, too_large
-from trainledger.web.run import MODEL, RUN, refuse_paths, refuse_search, spread_of
+from trainledger.web.run import refuse_paths, refuse_search, spread_of
 
 GIVEN, PREDICTED = "given", "predicted"
 _OF_PREDICTED = ("days", "tokens")  # the numbers that a prediction can be solved for
-_TITLES = {"params": "parameters", "tokens": "tokens", "count": "devices", "days": "days", "mfu": SIX_ND_MFU}
-_SOLVED = tuple((each, _TITLES[each]) for each in ("days", "count", "tokens", "params", "mfu"))
-_SHOWN = {
-    "flops": ("FLOPs of the run", "flops"), "params": ("parameters", "count"), "tokens": ("tokens", "count"),
-    "count": ("devices", "integer"), "days": ("days", "amount"), "mfu": (SIX_ND_MFU, "share"),
-    "device_hours": ("device-hours", "amount"), "money": ("money", "amount"), "kwh": ("energy (kWh)", "amount"),
-    "tokens_per_parameter": ("tokens per parameter", "amount"),
-}  # fmt: skip
-_DAYS = tuple(f"{each:g}" for each in (0.1, 0.25, 0.5, 1, 2, 3, 5, 7, 10, 14, 21, 30, 45, 60, 90, 120, 180, 270, 365))
 _SIX_ND = "6nd"  # the convention of a given MFU, which goes with the napkin's FLOPs
-_LAYOUT = "Layout of a predicted MFU"
 _WHERE = "Where the time goes"
 
 
@@ -63,7 +54,7 @@ def _given(query: Query) -> Reply:
     return Reply(
         document=answer.document(),
         headlines=tuple(_of_napkin(answer)),
-        verdict=headline(answer) if problem is None else str(problem),
+        verdict=headline_of(answer) if problem is None else str(problem),
         tone=PLAIN if problem is None else BAD,
         drawings=(_drawing(answer.waterfall),),
         values={solved: f"{getattr(answer, solved):.6g}"},
@@ -165,34 +156,24 @@ def _of_plan(made: Plan, with_attention: Plan) -> Iterator[Headline]:
     run_seconds = f"{made.run.recipe.total_steps:,} steps x {short(forecast.run_step_seconds or 0)} s"
     lost = sum(forecast.seconds_by_phase.get(each, 0.0) for each in ("evaluation", "checkpoint", "failures", "warm-up"))
     more = f"evaluation, checkpoints and failures {short(lost)} s"
-    yield Headline(
-        name="days", title="days", value=forecast.days, unit="amount", basis=basis,
-        formula=f"steps x seconds of a step + the rest = ({run_seconds} + {more}) / 86400 s = {short(forecast.days)}",
-        source="closed-form ledger of a step, timed by the device's rates",
-    )  # fmt: skip
-    yield _of_mfu("mfu", SIX_ND_MFU, "6 N D FLOPs", made, RULES["training_seconds"].source)
-    yield _of_mfu("mfu_with_attention", ATTENTION_MFU, "model FLOPs", with_attention, OF_ATTENTION_MFU)
+    formula = f"steps x seconds of a step + the rest = ({run_seconds} + {more}) / 86400 s = {short(forecast.days)}"
+    yield headline("time.days", forecast.days, formula, basis=basis)
+    yield _of_mfu("time.mfu", "6 N D FLOPs", made, source=RULES["training_seconds"].source)
+    yield _of_mfu("plan.mfu", "model FLOPs", with_attention, name="mfu_with_attention")
     hours = forecast.device_hours
-    yield Headline(
-        name="device_hours", title="device-hours", value=hours, unit="amount", basis=basis,
-        formula=f"devices x days x 24 = {count} x {short(forecast.days)} x 24 = {short(hours)}", source="arithmetic",
-    )  # fmt: skip
+    formula = f"devices x days x 24 = {count} x {short(forecast.days)} x 24 = {short(hours)}"
+    yield headline("time.device_hours", hours, formula, basis=basis)
     price = made.run.cluster.price_per_device_hour
     if forecast.money is not None and price is not None:
-        yield Headline(
-            name="money", title="money", value=forecast.money, unit="amount", basis=basis, source="arithmetic",
-            formula=f"device-hours x price = {short(hours)} x {short(price)} = {short(forecast.money)}",
-        )  # fmt: skip
+        formula = f"device-hours x price = {short(hours)} x {short(price)} = {short(forecast.money)}"
+        yield headline("time.money", forecast.money, formula, basis=basis)
     if forecast.kwh is not None and isinstance(made.machine, Device) and made.machine.power_watts is not None:
         cluster = made.run.cluster
         factors = [("power_share", cluster.power_share), ("PUE", cluster.power_usage_effectiveness)]
         names = "".join(f" x {name}" for name, share in factors if share is not None)
         shares = "".join(f" x {share:g}" for _, share in factors if share is not None)
         numbers = f"{short(hours)} x {short(made.machine.power_watts)} W{shares} / {KILO} = {short(forecast.kwh)} kWh"
-        yield Headline(
-            name="kwh", title="energy (kWh)", value=forecast.kwh, unit="amount", basis="assumed", source="arithmetic",
-            formula=f"device-hours x rated power{names} = {numbers}",
-        )  # fmt: skip
+        yield headline("time.kwh", forecast.kwh, f"device-hours x rated power{names} = {numbers}")
     yield _of_flops(made)
 
 
@@ -200,10 +181,7 @@ def _of_flops(made: Plan) -> Headline:
     params, tokens = _active(made), made.run.recipe.total_steps * made.run.recipe.tokens_per_step
     flops, rule = training_flops(params, tokens), RULES["training_flops"]
     numbers = f"6 x {short(params)} x {short(tokens)} = {short(flops)} FLOP"
-    return Headline(
-        name="flops", title=_SHOWN["flops"][0], value=flops, unit="flops", basis="assumed",
-        formula=f"{rule.formula} = {numbers}", source=rule.source,
-    )  # fmt: skip
+    return headline("time.flops", flops, f"{rule.formula} = {numbers}", source=rule.source)
 
 
 def _active(made: Plan) -> int:
@@ -211,32 +189,24 @@ def _active(made: Plan) -> int:
     return tl.parameters(made.run.model).active if made.napkin is None else made.napkin.parameters
 
 
-def _of_mfu(name: str, title: str, counted: str, made: Plan, source: str) -> Headline:
+def _of_mfu(of: str, counted: str, made: Plan, **more: str) -> Headline:
     """MFU as one convention counts it, with its numbers put in."""
     forecast = made.forecast
     flops, seconds = short(forecast.model_flops or 0), short(forecast.step_seconds or 0)
     peak, devices = short(forecast.peak_flops_per_second or 0), made.run.layout.devices
-    return Headline(
-        name=name, title=title, value=forecast.mfu, unit="share", basis=forecast.basis["total_seconds"],
-        formula=f"{counted} of a step / (seconds x devices x peak) = "
-                f"{flops} / ({seconds} s x {devices} x {peak}) = {format_percent(forecast.mfu or 0)}",
-        source=source,
-    )  # fmt: skip
+    numbers = f"{flops} / ({seconds} s x {devices} x {peak}) = {format_percent(forecast.mfu or 0)}"
+    formula = f"{counted} of a step / (seconds x devices x peak) = {numbers}"
+    return headline(of, forecast.mfu, formula, basis=forecast.basis["total_seconds"], **more)
 
 
 def _of_napkin(answer: Napkin) -> list[Headline]:
     found = []
     for formula in answer.formulas:
-        title, unit = _SHOWN[formula.name]
-        value = getattr(answer, formula.name, answer.tokens / answer.params)
-        found.append(
-            Headline(
-                name=formula.name, title=title, value=value, unit=unit,
-                formula=f"{formula.formula} = {formula.numbers}",
-                basis="exact" if formula.name == "tokens_per_parameter" else "assumed",
-                source=formula.source,
-            )
-        )  # fmt: skip
+        value, said = (
+            getattr(answer, formula.name, answer.tokens / answer.params),
+            f"{formula.formula} = {formula.numbers}",
+        )
+        found.append(headline(f"time.{formula.name}", value, said, source=formula.source))
     order = [answer.solved, "device_hours", "money", "kwh", "flops"]
     return sorted(found, key=lambda each: order.index(each.name) if each.name in order else len(order))
 
@@ -245,56 +215,4 @@ def _drawing(bars: tuple[Bar, ...]) -> Drawing:
     return Drawing(chart=waterfall(bars, _WHERE), table=waterfall_table(bars))
 
 
-TIME = Calculator(
-    name="time",
-    title="Training time",
-    question="How long does a run take, on how many devices, for how much money?",
-    fields=(
-        Field(name="solve", title="solve for", default="days", choices=_SOLVED, strict=True,
-              about="the one of five numbers that follows from the other four"),
-        Field(name="mfu_from", title="MFU is", default=GIVEN, strict=True,
-              choices=one_of((GIVEN, PREDICTED), predicted="predicted for a model of the catalog"),
-              about="given below, or predicted: how well a model of the catalog uses these devices"),
-        Field(name="params", title="parameters N", default="8B", stops=rising("1M", "10T"),
-              about="active parameters; of a predicted MFU those of the model"),
-        Field(name="tokens", title="tokens D", default="15T", stops=rising("1M", "100T"),
-              about='tokens trained on; "20x" is 20 for each parameter'),
-        Field(name="device", title="device", default="h100-sxm", choices=one_of(catalog.device_names())),
-        Field(name="count", title="devices", default="1024", stops=powers(1, 131072)),
-        Field(name="days", title="days", default="30", stops=_DAYS, about='days, or a time such as "2w"'),
-        Field(name="mfu", title=SIX_ND_MFU, default="40%", stops=tuple(f"{index}%" for index in range(1, 73)),
-              about="model FLOPs utilization: the share of the peak that 6 N D FLOPs reach; attention is not counted"),
-        Field(name="price", title="price per device-hour", stops=tuple(f"{index / 10:g}" for index in range(5, 101))),
-        Field(name="dtype", title="dtype", about="whose peak counts; empty: bf16 where the device has it",
-              choices=one_of(("", "bf16", "fp16", "fp8", "fp32"))),
-        replace(MODEL, group=_LAYOUT, about="the model whose MFU is predicted"),
-        of_run("layout.tensor", "tensor ranks", stops=powers(1, 64), group=_LAYOUT),
-        of_run("layout.pipeline", "pipeline stages", stops=powers(1, 64), group=_LAYOUT),
-        of_run("layout.replicate", "replicas", stops=powers(1, 1024), group=_LAYOUT),
-        of_run("recipe.micro_batch", "micro-batch", stops=powers(1, 64), group=_LAYOUT),
-        of_run("recipe.global_batch", "global batch", stops=powers(1, 65536), group=_LAYOUT),
-        of_run("recipe.seq_len", "sequence length", stops=powers(128, 131072), group=_LAYOUT),
-        of_run("recipe.activation_checkpointing", "activation checkpointing", group=_LAYOUT,
-               choices=one_of(("", "none", "selective", "full"))),
-    ),
-    reply=_reply,
-    presets={
-        "Llama 3 8B": {"params": "8.03B", "tokens": "15T", "device": "h100-sxm", "count": "1024", "mfu": "40%"},
-        "Llama 3 8B, its MFU predicted": {
-            "mfu_from": PREDICTED, "run": "llama-3-8b", "tokens": "15T", "device": "h100-sxm", "count": "1024",
-        },
-        "What can 64 devices train of it in a month?": {
-            "mfu_from": PREDICTED, "solve": "tokens", "run": "llama-3-8b", "count": "64", "days": "30",
-        },
-        "Llama 3 70B on 512 H200, predicted": {
-            "mfu_from": PREDICTED, "run": "llama-3-70b", "tokens": "15T", "device": "h200", "count": "512",
-            "recipe.activation_checkpointing": "full",
-        },
-        "Llama 3.1 405B": {"params": "405B", "tokens": "15.6T", "count": "16384", "mfu": "40%"},
-        "GPT-2 XL on 8 A100": {"params": "1.5B", "tokens": "30B", "device": "a100-sxm-80gb", "count": "8"},
-        "70B on 15T tokens, 1,024 H100": {"params": "70B", "tokens": "15T", "count": "1024", "mfu": "50%"},
-        "What can 8 devices train in 2 weeks?": {"solve": "params", "tokens": "20x", "count": "8", "days": "14"},
-        "What can 32 devices train in 2 weeks?": {"solve": "params", "tokens": "20x", "count": "32", "days": "14"},
-    },
-    any_of_run=True,
-)  # fmt: skip
+TIME = calculator("time", _reply)
