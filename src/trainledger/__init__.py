@@ -8,98 +8,15 @@ from __future__ import annotations
 
 import sys
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 __version__ = "0.1.0"
 
-_NAMES = {  # of each module
-    "trace.annotate.annotate": "annotate",
-    "answers.advise": "advise",
-    "answers.budget": "optimal",
-    "answers.compare": "compare",
-    "answers.copies": "copy_seconds",
-    "answers.cost": "account on_device parameters predict",
-    "answers.layouts": "layouts",
-    "answers.load": "load model",
-    "answers.loop": "loop",
-    "answers.machine": "device_of machine_of",
-    "answers.breaks": "breaks",
-    "answers.explain": "explain",
-    "answers.fit": "fit",
-    "answers.fits": "fits",
-    "answers.inference": "inference",
-    "answers.napkin": "napkin",
-    "answers.plan": "plan",
-    "answers.rl": "rl",
-    "catalog": "device",
-    "spec.convert.huggingface": "model_from_hf",
-    "ledger.entry": "Entry",
-    "ledger.ledger": "Ledger",
-    "observe.measure.meter": "meter",
-    "observe.meter.loop": "meter_loop",
-    "observe.reconcile": "reconcile",
-    "spec.calibration": "Calibration",
-    "spec.cluster": "Cluster",
-    "spec.device": "Device",
-    "spec.layout": "Layout",
-    "spec.model": "ModelSpec",
-    "spec.problem": "InvalidInput Problem",
-    "spec.recipe": "Recipe",
-    "spec.run": "DataSpec Run",
-    "tensors.inspect": "inspect",
-    "trace": "trace trace_step",
-    "trace.distributed": "fake_world trace_rank",
-    "trace.operators.custom": "cost_rule",
-    "trace.target": "TrainingStep",
-}
-_WHERE = {name: f"trainledger.{module}" for module, names in _NAMES.items() for name in names.split()}
-
-if TYPE_CHECKING:
-    from trainledger.answers.advise import advise
-    from trainledger.answers.breaks import breaks
-    from trainledger.answers.budget import optimal
-    from trainledger.answers.compare import compare
-    from trainledger.answers.copies import copy_seconds
-    from trainledger.answers.cost import account, on_device, parameters, predict
-    from trainledger.answers.explain import explain
-    from trainledger.answers.fit import fit
-    from trainledger.answers.fits import fits
-    from trainledger.answers.inference import inference
-    from trainledger.answers.layouts import layouts
-    from trainledger.answers.load import load, model
-    from trainledger.answers.loop import loop
-    from trainledger.answers.machine import device_of, machine_of
-    from trainledger.answers.napkin import napkin
-    from trainledger.answers.plan import plan
-    from trainledger.answers.rl import rl
-    from trainledger.catalog import device
-    from trainledger.ledger.entry import Entry
-    from trainledger.ledger.ledger import Ledger
-    from trainledger.observe.measure.meter import meter
-    from trainledger.observe.meter.loop import meter_loop
-    from trainledger.observe.reconcile import reconcile
-    from trainledger.spec.calibration import Calibration
-    from trainledger.spec.cluster import Cluster
-    from trainledger.spec.convert.huggingface import model_from_hf
-    from trainledger.spec.device import Device
-    from trainledger.spec.layout import Layout
-    from trainledger.spec.model import ModelSpec
-    from trainledger.spec.problem import InvalidInput, Problem
-    from trainledger.spec.recipe import Recipe
-    from trainledger.spec.run import DataSpec, Run
-    from trainledger.tensors.inspect import inspect
-    from trainledger.trace import trace, trace_step
-    from trainledger.trace.distributed import fake_world, trace_rank
-    from trainledger.trace.operators.custom import cost_rule
-    from trainledger.trace.target import TrainingStep
-
-__all__ = [
-    "Calibration", "Cluster", "DataSpec", "Device", "Entry", "InvalidInput", "Layout", "Ledger", "ModelSpec",
-    "Problem", "Recipe", "Run", "TrainingStep", "account", "advise", "annotate", "breaks", "compare", "copy_seconds",
-    "cost_rule", "device", "device_of", "explain", "fake_world", "fit", "fits", "inference", "inspect", "layouts",
-    "load", "loop", "machine_of", "meter", "meter_loop", "model", "model_from_hf", "napkin", "on_device", "optimal",
-    "parameters", "plan", "predict", "reconcile", "rl", "trace", "trace_rank", "trace_step",
-]  # fmt: skip
+# The imports of __init__.pyi, by the name that they bring in.
+with open(f"{__file__.rpartition('.')[0]}.pyi", encoding="utf-8") as _stub:
+    _IMPORTS = [line[5:].strip().split(" import ") for line in _stub if line.startswith("from trainledger.")]
+_WHERE = {name: module for module, names in _IMPORTS for name in names.split(", ")}
+__all__ = sorted(_WHERE)
 
 
 def __getattr__(name: str) -> Any:

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import os
 import sys
+import tomllib
 from collections.abc import Sequence
 from dataclasses import replace
 from importlib import import_module
 from keyword import iskeyword
+from pathlib import Path
 
 from trainledger import __version__
 from trainledger.answers.pages.plain_data import error_json
@@ -36,49 +38,10 @@ from trainledger.report.table import wrapped
 from trainledger.spec.durable import is_full
 from trainledger.spec.problem import InvalidInput, Problem, nearest_text, printable, shown
 
+_WRITTEN = tomllib.loads(Path(__file__).with_name("commands.toml").read_text(encoding="utf-8"))
 # A verb: its group and summary in the help, and the module of its question.
 COMMANDS: dict[str, tuple[str, str, str]] = {
-    "init": ("Plan", "write a commented run file", "cli.train"),
-    "napkin": ("Plan", "days, FLOPs and bytes from five numbers, or the one left out", "answers.napkin"),
-    "plan": ("Plan", "what a run will cost, from closed forms", "answers.plan"),
-    "fits": ("Plan", "yes or no, and the nearest change that fits", "answers.fits"),
-    "inference": ("Plan", "one forward of a trained model: memory and time", "answers.inference"),
-    "rl": ("Plan", "a step of GRPO or PPO by phases: memory, time, who waits", "answers.rl"),
-    "loop": ("Plan", "steps, epochs, learning rate, checkpoints, loader of a run", "answers.loop"),
-    "explain": ("Plan", "every line of an account with its formula and source", "answers.explain"),
-    "rules": ("Plan", "rules of thumb and their errors against the ledger", "answers.rules"),
-    "compare": ("Plan", "two plans side by side, and why they differ", "answers.compare"),
-    "breaks": ("Plan", "the first limits as a run grows", "answers.breaks"),
-    "advise": ("Plan", "what to change, ranked by gain", "answers.advise"),
-    "layouts": ("Plan", "the fastest ways to spread a run over devices", "answers.layouts"),
-    "fit": ("Plan", "the largest, longest and fewest that fits", "answers.fit"),
-    "optimal": ("Plan", "the best model and data for a budget", "answers.budget"),
-    "catalog": ("Plan", "the models and devices that are known", "answers.catalog"),
-    "serve": ("Plan", "the calculators as a page", "cli.serve"),
-    "mcp": ("Plan", "answer an assistant: a Model Context Protocol server", "cli.mcp"),
-    "trace": ("Your code", "the account of a step of real modules, on fake tensors", "cli.code"),
-    "annotate": ("Your code", "run a script and print what each line costs", "cli.code"),
-    "lock": ("Your code", "write what targets cost into trainledger.lock", "cli.budgets"),
-    "check": ("Your code", "fail where a target costs more than its lock", "cli.budgets"),
-    "dtype": ("Tensors", "a number in every format, and the range of each", "answers.dtype"),
-    "tensor": ("Tensors", "bytes and strides of a tensor, and which operations copy it", "answers.tensor"),
-    "einsum": ("Tensors", "FLOPs, bytes and the cheapest order of an einsum", "answers.einsum"),
-    "demo": ("Train", "forecast, train, sample and reconcile a small run", "cli.train"),
-    "data": ("Train", "tokenize a corpus and describe it", "cli.data"),
-    "train": ("Train", "train the model of a run file", "cli.train"),
-    "sample": ("Train", "continue a prompt with a trained model", "cli.trained"),
-    "evaluate": ("Train", "the loss of a trained model on documents", "cli.trained"),
-    "quantize": ("Train", "write a model in 8 or 4 bits, with the change in perplexity", "cli.trained"),
-    "export": ("Train", "write a model that transformers opens", "cli.trained"),
-    "import": ("Train", "read a model that transformers wrote", "cli.trained"),
-    "measure machine": ("Measure", "this machine's rates, kept for forecasts", "cli.measure"),
-    "measure matmul": ("Measure", "matmuls by shape, dtype and layout, and their roofline", "cli.measure_rates"),
-    "measure copy": ("Measure", "copies by layout and size, host and device, disk", "cli.measure_rates"),
-    "measure loader": ("Measure", "tokens per second of the data loader by workers", "cli.measure_rates"),
-    "measure collectives": ("Measure", "collectives by size and group: bus bandwidth, latency", "cli.measure_rates"),
-    "measure step": ("Measure", "one real step with random tokens, operation by operation", "cli.measure"),
-    "reconcile": ("Measure", "forecast and measurement, with the unexplained rest", "cli.measure"),
-    "runs": ("Measure", "the runs so far", "cli.measure"),
+    verb: (group, summary, module) for group, verbs in _WRITTEN.items() for verb, (module, summary) in verbs.items()
 }
 _EXTRAS = (
     dict.fromkeys(("resvg_py", "fastapi", "uvicorn"), "web")
