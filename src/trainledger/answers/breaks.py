@@ -18,7 +18,7 @@ from trainledger.answers.source import OfCluster, with_cluster
 from trainledger.forecast.plan.breaks import RULE, Along, Break, Breaks
 from trainledger.forecast.plan.breaks import breaks as breaks_of
 from trainledger.forecast.plan.layouts.grid import fixed_by
-from trainledger.forecast.plan.limits import Limits
+from trainledger.forecast.plan.limits import LIMITS, Limits
 from trainledger.forecast.plan.other_layouts import ContextRanks
 from trainledger.forecast.plan.sizes import AXES
 from trainledger.forecast.predict.interval import EVEN
@@ -98,17 +98,6 @@ def _planner(asked: Run) -> Callable[[Run], Run | None]:
 
 _EDGES = (("largest that works", "first that fails"), ("works", "fails"))  # exact, or of the values that were tried
 _ORDER = ("first", "second", "third")
-_NOT_KNOWN = {
-    "device memory": "device memory (its size is not known)",
-    "critical batch": "the critical batch (its law is of training from scratch, not of weights that are trained nor of "
-    "one step)",
-    "exposed communication": "exposed communication (one device, or no step time)",
-    "pipeline bubble": "the pipeline bubble (no step time)",
-    "data throughput": "waiting for data (no time of the run)",
-    "failures": "checkpoints and failures (no time of the run)",
-    "dataset exhausted": "the size of the dataset (--unique-tokens)",
-    "repetition": "",
-}
 
 
 def page(found: Breaks) -> Document:
@@ -120,7 +109,7 @@ def page(found: Breaks) -> Document:
         for limit in (*along.breaks, *along.warnings)
         if limit.limit != RULE
     }
-    missing = [unknown for name in found.unknown if (unknown := _NOT_KNOWN.get(name, name))]
+    missing = [limit.not_known for limit in LIMITS if limit.name in found.unknown and limit.not_known]
     nothing = "nothing else" if found.already else "nothing"
     return Document(
         title=f"What breaks when {found.run.model.name} grows",

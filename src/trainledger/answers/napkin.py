@@ -101,7 +101,7 @@ def _of_largest(answer: LargestModels) -> Document:
     rows = []
     for name, params in answer.params.items():
         recipe = STATES.get(name)
-        terms = "" if recipe is None else " + ".join(str(nbytes) for _, nbytes in recipe.terms) + " = "
+        terms = "" if recipe is None else " + ".join(str(nbytes) for nbytes in recipe.terms.values()) + " = "
         title, each = name if recipe is None else recipe.title, f"{answer.bytes_per_parameter[name]:g}"
         rows.append((title, f"{terms}{each}", params, answer.params_of_one[name]))
     columns = ("recipe", "bytes/parameter", "largest N", "of one device")
@@ -132,7 +132,7 @@ def _static(answer: Napkin) -> Table:
     fit, memory = answer.devices_for_static, answer.device.memory_nbytes
     rows = []
     for name, recipe in STATES.items():
-        terms = " + ".join(str(nbytes) for _, nbytes in recipe.terms)
+        terms = " + ".join(str(nbytes) for nbytes in recipe.terms.values())
         total = format_gigabytes(answer.static_nbytes[name])
         devices = None if fit is None else fit[name]
         rows.append((recipe.title, f"{terms} = {recipe.bytes_per_parameter}", total, devices))

@@ -8,7 +8,9 @@ N parameters, D tokens, L layers, d model width, H heads, K head width, T sequen
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import tomllib
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any, TypeVar
 
 from trainledger.ledger.entry import Entry, Int
@@ -38,7 +40,7 @@ class StateRecipe:
 
     name: str
     title: str
-    terms: tuple[tuple[str, int], ...]
+    terms: Mapping[str, int]
     source: str
 
     @property
@@ -48,7 +50,7 @@ class StateRecipe:
         >>> STATES["fp32-adamw"].bytes_per_parameter
         16
         """
-        return sum(nbytes for _, nbytes in self.terms)
+        return sum(self.terms.values())
 
 
 KAPLAN = "Kaplan et al. 2020, Scaling Laws for Neural Language Models (arXiv 2001.08361), section 2.1"
@@ -71,62 +73,8 @@ def rule(formula: str, source: str, leaves_out: str) -> Callable[[Function], Fun
     return named
 
 
-# By name: the recipe, its terms in bytes per parameter, and their source.
-_STATES = """
-fp32-adamw: fp32, AdamW (also bf16 autocast)
-    parameters 4, gradients 4, first moment 4, second moment 4
-    Kingma and Ba 2015, Adam (arXiv 1412.6980), algorithm 1: two moments
-bf16-master-adamw: bf16 with fp32 master weights, AdamW
-    parameters 2, gradients 2, master parameters 4, first moment 4, second moment 4
-    Rajbhandari et al. 2020, ZeRO (arXiv 1910.02054), section 3.1
-bf16-master-fp32-gradients-adamw: bf16 with fp32 master weights and gradients, AdamW
-    parameters 2, gradients 4, master parameters 4, first moment 4, second moment 4
-    Megatron Core User Guide, Distributed Optimizer (bf16 parameters, fp32 gradients: 18)
-bf16-fp32-moments-adamw: bf16 weights and gradients, fp32 moments, AdamW
-    parameters 2, gradients 2, first moment 4, second moment 4
-    no master weights: small updates round away in bf16
-bf16-adamw: bf16 throughout, AdamW
-    parameters 2, gradients 2, first moment 2, second moment 2
-    torch.optim keeps moments in the dtype of the parameters
-bf16-8bit-adamw: bf16 with fp32 master weights, 8-bit AdamW
-    parameters 2, gradients 2, master parameters 4, first moment 1, second moment 1
-    Dettmers et al. 2022 (arXiv 2110.02861), section 2; block scales left out
-fp32-8bit-adamw: fp32, 8-bit AdamW (also bf16 autocast)
-    parameters 4, gradients 4, first moment 1, second moment 1
-    Dettmers et al. 2022 (arXiv 2110.02861), section 2; block scales left out
-fp32-amsgrad: fp32, AMSGrad
-    parameters 4, gradients 4, first moment 4, second moment 4, largest second moment 4
-    Reddi et al. 2018, On the Convergence of Adam and Beyond (arXiv 1904.09237), algorithm 2
-fp32-momentum: fp32, SGD with momentum (RMSProp, AdaGrad)
-    parameters 4, gradients 4, one accumulator 4
-    torch.optim: one buffer per parameter
-fp32-centred-rmsprop: fp32, RMSProp centred and with momentum
-    parameters 4, gradients 4, square 4, mean 4, momentum 4
-    Graves 2013 (arXiv 1308.0850), section 4.2, equations 38 to 41
-fp32-lion: fp32, Lion
-    parameters 4, gradients 4, momentum 4
-    Chen et al. 2023, Symbolic Discovery of Optimization Algorithms (arXiv 2302.06675), program 1
-fp32-muon: fp32, Muon
-    parameters 4, gradients 4, momentum 4
-    Jordan et al. 2024, Muon; AdamW's second moment of embeddings and head (4 bytes each) left out
-fp32-adafactor: fp32, Adafactor
-    parameters 4, gradients 4
-    Shazeer and Stern 2018 (arXiv 1804.04235), section 3: a row and a column of each matrix left out
-fp32-sgd: fp32, SGD
-    parameters 4, gradients 4
-    torch.optim: no state
-"""
-
-
-def _states(table: str) -> Iterator[StateRecipe]:
-    lines = [line.strip() for line in table.strip().splitlines()]
-    for head, terms, source in zip(lines[::3], lines[1::3], lines[2::3], strict=True):
-        name, title = head.split(": ", 1)
-        pairs = (term.rsplit(" ", 1) for term in terms.split(", "))
-        yield StateRecipe(name, title, tuple((what, int(nbytes)) for what, nbytes in pairs), source)
-
-
-STATES = {recipe.name: recipe for recipe in _states(_STATES)}
+_WRITTEN: dict[str, dict[str, Any]] = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
+STATES = {name: StateRecipe(name, **row) for name, row in _WRITTEN.items()}
 
 
 @rule("C = 6 N D", KAPLAN, "attention scores, and the embedding counted as if multiplied")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from html import escape
 from itertools import zip_longest
+from pathlib import Path
 
 from trainledger.report.chart import COLOURS, Chart
 from trainledger.report.document import (
@@ -28,46 +29,8 @@ from trainledger.spec.units import format_percent
 # Nothing is fetched and no script runs, whatever the data contains: the policy forbids it.
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 
-_STYLE = (
-    """
-:root { color-scheme: light dark; --ink: #222; --muted: #555; --grid: #e4e4e4; --paper: #fff; --code: #f6f6f6; }
-:root { --link: #0072B2; --found: #fdf0e0; }
-@media (prefers-color-scheme: dark) {
-  :root { --ink: #e8e6e3; --muted: #aaa8a4; --grid: #34373c; --paper: #17191c; --code: #22252a; }
-  :root { --link: #6db7ea; --found: #3a2c14; }
-}
-body { font: 15px/1.5 system-ui, sans-serif; color: var(--ink); background: var(--paper); }
-body { max-width: 980px; margin: 2rem auto; padding: 0 1rem; }
-h1 { font-size: 1.5rem; margin-bottom: .2rem; } h1, h2, p { overflow-wrap: anywhere; }
-h2 { font-size: 1.15rem; margin-top: 2.2rem; }
-.where { color: var(--muted); margin-top: 0; }
-.wide { overflow-x: auto; }
-table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; }
-th { text-align: left; font-weight: 600; }
-th, td { padding: .25rem .6rem; } td { border-bottom: 1px solid var(--grid); white-space: nowrap; }
-thead :is(th, td) { border-bottom: 2px solid var(--ink); }
-tr.part td { color: var(--muted); } tr.part td:first-child { padding-left: 1.8rem; }
-.number { text-align: right; }
-dl { display: grid; grid-template-columns: 8rem 1fr; } dt { font-weight: 600; } dd { margin: 0; }
-.bars { width: 50%; } .bar { display: block; width: 100%; height: .8rem; }
-pre { background: var(--code); padding: .6rem; overflow-x: auto; }
-table.source { font: 13px/1.35 ui-monospace, monospace; }
-table.source :is(td, th) { padding: 0 .5rem; text-align: right; border-bottom: 0; }
-table.source .code { text-align: left; white-space: pre; } tr.found td { background: var(--found); }
-table.source tr.mark td { color: var(--link); text-align: left; white-space: normal; padding-left: 4rem; }
-figure { margin: 0; } .narrow { display: none; }
-@media (max-width: 600px) { .broad { display: none; } .narrow { display: block; } }
-figcaption { color: var(--muted); font-size: .85rem; } .note { color: var(--muted); margin: .4rem 0; }
-"""
-    + STYLE
-)
-_NOTEBOOK = """
-.trainledger table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
-.trainledger :is(th, td) { text-align: left; padding: .2rem .6rem; white-space: nowrap; }
-.trainledger .number { text-align: right; } .trainledger .note { opacity: .7; }
-.trainledger .bars { width: 50%; } .trainledger .bar { display: block; width: 100%; height: .8rem; }
-.trainledger dl { display: grid; grid-template-columns: 8rem 1fr; } .trainledger dd { margin: 0; }
-"""
+_NOTEBOOK = "\n" + Path(__file__).with_name("notebook.css").read_text(encoding="utf-8")
+_STYLE = "\n" + Path(__file__).with_name("page.css").read_text(encoding="utf-8") + STYLE
 
 
 def fragment(document: Document) -> str:

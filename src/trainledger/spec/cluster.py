@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from trainledger.spec.frozen import frozen
 from trainledger.spec.setting import setting
@@ -93,8 +94,9 @@ class Fabric:
 
 # Eight devices that share 100 Mbit/s have 1.6 MB/s each: a smaller number was meant in another unit.
 LEAST_RATE = MEGA
-_FOR_EACH = 'bytes per second for each device; of 400 Gbit/s write "400Gbit/s"'
-_OF_ALL = 'bytes per second of all devices together; of 5 GB/s write "5GB/s"'
+_RATE: dict[str, Any] = {"quantity": "bytes/s", "at_least": LEAST_RATE, "at_most": 10**15}
+_EACH = _RATE | {"unit": 'bytes per second for each device; of 400 Gbit/s write "400Gbit/s"'}
+_ALL = _RATE | {"unit": 'bytes per second of all devices together; of 5 GB/s write "5GB/s"'}
 
 
 @frozen(kw_only=True)
@@ -117,19 +119,13 @@ class Cluster:
         'bandwidth of the network per device, one way, by its data sheet ("50GB/s", "400Gbit/s"); absent = that of '
         "cluster.network",
         None,
-        quantity="bytes/s",
-        at_least=LEAST_RATE,
-        at_most=10**15,
-        unit=_FOR_EACH,
+        **_EACH,
     )
     network_reached_bytes_per_second: int | None = setting(
         "measured bandwidth of long messages over the network per device, one way: the bus bandwidth of nccl-tests "
         "over several whole nodes, divided by the devices of one; absent = the data sheet's times the catalog's share",
         None,
-        quantity="bytes/s",
-        at_least=LEAST_RATE,
-        at_most=10**15,
-        unit=_FOR_EACH,
+        **_EACH,
     )
     host_memory_nbytes: int | None = setting(
         'memory of a node\'s host ("512GB"); absent = not known, so that nothing says whether a run fits there',
@@ -142,10 +138,7 @@ class Cluster:
         "rate at which a host updates an offloaded optimizer: bytes that the update reads and writes, all processes of "
         "a node together; absent = a quarter of its memory bandwidth",
         None,
-        quantity="bytes/s",
-        at_least=LEAST_RATE,
-        at_most=10**15,
-        unit=_OF_ALL,
+        **_ALL,
     )
     price_per_device_hour: float | None = setting(
         "price of one device for an hour; absent = no cost", None, quantity="amount", at_least=0, at_most=10**9
@@ -166,10 +159,7 @@ class Cluster:
     storage_bytes_per_second: int | None = setting(
         "rate at which all devices together write checkpoints to storage and read tokens; absent = as published",
         None,
-        quantity="bytes/s",
-        at_least=LEAST_RATE,
-        at_most=10**15,
-        unit=_OF_ALL,
+        **_ALL,
     )
     loader_tokens_per_second: int | None = setting(
         "tokens that the data loaders of all devices together deliver in a second; absent = steps never wait for data",

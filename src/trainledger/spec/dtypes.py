@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import tomllib
+from pathlib import Path
 from typing import Any
 
 from trainledger.spec.frozen import frozen
@@ -225,62 +227,13 @@ class BlockFormat:
         return bits if self.scale_block is None else bits + 32 / (self.block * self.scale_block)
 
 
-_IEEE = "IEEE 754-2019, table 3.5"
-_OFP8 = "OCP 8-bit Floating Point Specification (OFP8), section 5"
-_ELEMENTS = "OCP Microscaling Formats Specification v1.0, section 5.3"
-
-FORMATS = {
-    entry.name: entry
-    for entry in (
-        NumberFormat("fp64", 11, 52, "ieee", "a reference to check numerics against; slow on accelerators", _IEEE),
-        NumberFormat("fp32", 8, 23, "ieee", "master weights, optimizer states, losses, norms, long sums", _IEEE),
-        NumberFormat(
-            "bf16",
-            8,
-            7,
-            "ieee",
-            "matmuls and activations: as far as fp32, 2 to 3 decimal digits",
-            "Kalamkar et al. 2019, A Study of BFLOAT16 for Deep Learning Training (arXiv 1905.12322)",
-        ),
-        NumberFormat("fp16", 5, 10, "ieee", "matmuls on devices without bf16; gradients need a scaled loss", _IEEE),
-        NumberFormat("e4m3", 4, 3, "nan", "fp8 weights and activations, with scales", _OFP8),
-        NumberFormat("e5m2", 5, 2, "ieee", "fp8 gradients, with scales", _OFP8),
-        NumberFormat("e3m2", 3, 2, "none", "elements of mxfp6, under a scale of each block", _ELEMENTS),
-        NumberFormat("e2m3", 2, 3, "none", "elements of mxfp6 (inference), under a scale of each block", _ELEMENTS),
-        NumberFormat("e2m1", 2, 1, "none", "elements of mxfp4 and nvfp4, under a scale of each block", _ELEMENTS),
-    )
-}
+TABLES: dict[str, dict[str, Any]] = tomllib.loads(Path(__file__).with_name("formats.toml").read_text(encoding="utf-8"))
+FORMATS = {name: NumberFormat(name, **row) for name, row in TABLES["numbers"].items()}
+BLOCK_FORMATS = {name: BlockFormat(name, **row) for name, row in TABLES["blocks"].items()}
 
 # Whole bytes of what is not a signed floating-point number. e8m0 is a scale: a power of two from 2^-127 to 2^127
 # or NaN, without sign and mantissa (OCP Microscaling Formats Specification v1.0, section 5.4).
 OTHER_NBYTES = {"int64": 8, "int32": 4, "int16": 2, "int8": 1, "uint8": 1, "bool": 1, "e8m0": 1}
-
-_MX = "OCP Microscaling Formats Specification v1.0, table 1: blocks of 32 with an e8m0 scale"
-_NF4 = "Dettmers et al. 2023, QLoRA (arXiv 2305.14314), section 3"
-_INT8 = "Dettmers et al. 2022, 8-bit Optimizers (arXiv 2110.02861), section 2: blocks of 2048 with an fp32 scale"
-_INT4 = "groups of 128 with an fp16 scale, zero points left out (Frantar et al. 2022, GPTQ, arXiv 2210.17323)"
-
-BLOCK_FORMATS = {
-    entry.name: entry
-    for entry in (
-        BlockFormat("mxfp8", "e4m3", 8, 32, "e8m0", 8, _MX),
-        BlockFormat("mxfp6", "e3m2", 6, 32, "e8m0", 8, _MX),
-        BlockFormat("mxfp4", "e2m1", 4, 32, "e8m0", 8, _MX),
-        BlockFormat("mxint8", "int8", 8, 32, "e8m0", 8, _MX),
-        BlockFormat(
-            "nvfp4", "e2m1", 4, 16, "e4m3", 8,
-            "NVIDIA 2025, Pretraining LLMs with NVFP4 (arXiv 2509.25149), section 2: and an fp32 scale per tensor",
-            tensor_nbytes=4,
-        ),
-        BlockFormat("nf4", "nf4", 4, 64, "fp32", 32, f"{_NF4}: 64 quantiles share an fp32 scale"),
-        BlockFormat(
-            "nf4-double", "nf4", 4, 64, "fp8", 8, f"{_NF4}: 8-bit scales, 256 of them with an fp32 scale",
-            scale_block=256,
-        ),
-        BlockFormat("int8", "int8", 8, 2048, "fp32", 32, _INT8),
-        BlockFormat("int4", "int4", 4, 128, "fp16", 16, _INT4),
-    )
-}  # fmt: skip
 
 # Of tokens on disk.
 TOKEN_NBYTES = {"uint16": 2, "uint32": 4}

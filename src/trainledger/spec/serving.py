@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
-from trainledger.spec.dtypes import BLOCK_FORMATS
+from trainledger.spec.dtypes import BLOCK_FORMATS, TABLES
 from trainledger.spec.frozen import frozen
 from trainledger.spec.problem import Problem, nearest_text
 from trainledger.spec.units import ceil_div
@@ -16,17 +16,23 @@ PHASES = ("prefill", "decode")
 
 @frozen
 class WeightFormat:
-    """A format of weight matrices [O, I]: codes of ``bits``, plus the bytes that ``scales`` returns for O and I.
+    """A format of weight matrices [O, I]: codes of ``bits``, and a scale of ``scale_bits`` for each group.
 
-    Codes are packed row by row, so that a row begins at a new byte, or all in one if the format is ``flat``.
+    A group is ``group`` columns (None: a whole row) of ``rows`` rows; its zero point of ``zero_bits`` is packed.
+    ``matrix_nbytes`` come once for a matrix. Codes are packed row by row, so that a row begins at a new byte, or all in
+    one with the scales of the block format ``flat``.
     """
 
     name: str
     title: str
     bits: int
-    scales: Callable[[Int, Int], Int]
-    source: str
-    flat: bool = False
+    source: str = ""
+    group: int | None = None
+    rows: int = 1
+    scale_bits: int = 0
+    zero_bits: int = 0
+    matrix_nbytes: int = 0
+    flat: str = ""
 
     def nbytes(self, shape: tuple[Int, ...]) -> tuple[Int, Int]:
         """Bytes of the codes and of the scales of a matrix, or of a stack of them.
@@ -39,79 +45,20 @@ class WeightFormat:
         for size in stack:
             count = count * size
         codes = ceil_div(rows * columns * self.bits, 8) if self.flat else rows * ceil_div(columns * self.bits, 8)
-        return count * codes, count * self.scales(rows, columns)
+        return count * codes, count * self._scales(rows, columns)
+
+    def _scales(self, rows: Int, columns: Int) -> Int:
+        if self.flat:
+            return BLOCK_FORMATS[self.flat].scale_nbytes_for(rows * columns)
+        groups = 1 if self.group is None else ceil_div(columns, self.group)
+        scales = ceil_div((rows if self.rows == 1 else ceil_div(rows, self.rows)) * groups * self.scale_bits, 8)
+        return scales + rows * ceil_div(groups * self.zero_bits, 8) + self.matrix_nbytes
 
 
-def _by_row(nbytes: int) -> Callable[[Int, Int], Int]:
-    return lambda rows, columns: nbytes * rows
-
-
-def _in_groups(size: int, scale_bits: int, zero_bits: int = 0) -> Callable[[Int, Int], Int]:
-    """Groups of a row, each with a scale and perhaps a zero point; zero points are packed."""
-
-    def nbytes(rows: Int, columns: Int) -> Int:
-        groups = ceil_div(columns, size)
-        return ceil_div(rows * groups * scale_bits, 8) + rows * ceil_div(groups * zero_bits, 8)
-
-    return nbytes
-
-
-def _tiles(rows: Int, columns: Int) -> Int:
-    return 4 * ceil_div(rows, 128) * ceil_div(columns, 128)
-
-
-def _flat(name: str) -> Callable[[Int, Int], Int]:
-    """The scales of a block format over all elements of a matrix in a row."""
-    return lambda rows, columns: BLOCK_FORMATS[name].scale_nbytes_for(rows * columns)
-
-
-def _nothing(rows: Int, columns: Int) -> Int:
-    return 0
-
-
-_GPTQ = "Frantar et al. 2022, GPTQ (arXiv 2210.17323), section 4: groups; zero points of 4 bits as AutoGPTQ packs them"
-_MX = "OCP Microscaling Formats Specification v1.0, table 1"
 WEIGHT_FORMATS = {
-    entry.name: entry
-    for entry in (
-        WeightFormat("fp32", "32 bits", 32, _nothing, ""),
-        WeightFormat("bf16", "16 bits", 16, _nothing, ""),
-        WeightFormat("fp16", "16 bits", 16, _nothing, ""),
-        WeightFormat(
-            "int8", "8-bit integers, a 16-bit scale per row", 8, _by_row(2),
-            "Dettmers et al. 2022, LLM.int8() (arXiv 2208.07339), section 2.1: row-wise scales",
-        ),
-        WeightFormat(
-            "fp8", "e4m3, an fp32 scale per row", 8, _by_row(4), "vLLM and torchao: weights of fp8 scaled per channel"
-        ),
-        WeightFormat(
-            "fp8-block", "e4m3, an fp32 scale per 128 x 128", 8, _tiles,
-            "DeepSeek-AI 2024, DeepSeek-V3 (arXiv 2412.19437), section 3.3.2",
-        ),
-        WeightFormat(
-            "int4", "4-bit integers, a 16-bit scale and a 4-bit zero point per 128", 4, _in_groups(128, 16, 4), _GPTQ
-        ),
-        WeightFormat("int4-g64", "the same per 64", 4, _in_groups(64, 16, 4), _GPTQ),
-        WeightFormat("int4-g32", "the same per 32", 4, _in_groups(32, 16, 4), _GPTQ),
-        WeightFormat("int4-symmetric", "4-bit integers, a 16-bit scale per 128", 4, _in_groups(128, 16), _GPTQ),
-        WeightFormat("int4-symmetric-g64", "the same per 64", 4, _in_groups(64, 16), _GPTQ),
-        WeightFormat("int4-symmetric-g32", "the same per 32", 4, _in_groups(32, 16), _GPTQ),
-        WeightFormat(
-            "nf4", "4-bit quantiles, an fp32 scale per 64", 4, _flat("nf4"), BLOCK_FORMATS["nf4"].source, flat=True
-        ),
-        WeightFormat(
-            "nf4-double", "4-bit quantiles, 8-bit scales per 64, an fp32 scale per 256 of them", 4, _flat("nf4-double"),
-            BLOCK_FORMATS["nf4-double"].source, flat=True,
-        ),
-        WeightFormat("mxfp8", "e4m3 in blocks of 32 with a power of two", 8, _in_groups(32, 8), _MX),
-        WeightFormat("mxfp6", "e3m2 in blocks of 32 with a power of two", 6, _in_groups(32, 8), _MX),
-        WeightFormat("mxfp4", "e2m1 in blocks of 32 with a power of two", 4, _in_groups(32, 8), _MX),
-        WeightFormat(
-            "nvfp4", "e2m1 in blocks of 16 with an e4m3 scale, an fp32 scale per matrix", 4,
-            lambda rows, columns: rows * ceil_div(columns, 16) + 4, BLOCK_FORMATS["nvfp4"].source,
-        ),
-    )
-}  # fmt: skip
+    name: WeightFormat(name, **{"source": BLOCK_FORMATS[row["flat"]].source, **row} if "flat" in row else row)
+    for name, row in TABLES["weights"].items()
+}
 WHOLE = ("fp32", "bf16", "fp16")  # nothing is quantized
 
 
@@ -125,8 +72,8 @@ class CacheFormat:
     name: str
     title: str
     bits: int
-    group: int | None
-    source: str
+    group: int | None = None
+    source: str = ""
 
     def nbytes(self, elements: Int, width: Int) -> Int:
         """Bytes of so many elements in heads of a width; a group ends with its head.
@@ -140,19 +87,7 @@ class CacheFormat:
         return codes + 4 * (elements // width) * ceil_div(width, self.group)
 
 
-_KIVI = "transformers' QuantizedCache: groups of 64 (q_group_size), each a 16-bit scale and a 16-bit zero point"
-CACHE_FORMATS = {
-    entry.name: entry
-    for entry in (
-        CacheFormat("fp32", "32 bits", 32, None, ""),
-        CacheFormat("bf16", "16 bits", 16, None, ""),
-        CacheFormat("fp16", "16 bits", 16, None, ""),
-        CacheFormat("fp8", "e4m3, one scale for all", 8, None, "vLLM: kv_cache_dtype fp8, a scale per layer"),
-        CacheFormat("int8", "8-bit integers in groups of 64", 8, 64, _KIVI),
-        CacheFormat("int4", "4-bit integers in groups of 64", 4, 64, _KIVI),
-        CacheFormat("int2", "2-bit integers in groups of 64", 2, 64, _KIVI),
-    )
-}
+CACHE_FORMATS = {name: CacheFormat(name, **row) for name, row in TABLES["cache"].items()}
 QUANTIZED = ("linear", "experts")  # all linear layers of the blocks, or the experts alone
 
 

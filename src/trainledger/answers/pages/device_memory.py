@@ -30,8 +30,8 @@ def device_lines(
         return
     outside = [line for line in device.lines if line.name != "tensors" and line.nbytes]
     if outside:
-        parts = ", ".join(f"{memory_line.name} {format_nbytes(memory_line.nbytes)}" for memory_line in outside)
-        yield f"Outside the tensors ({' and '.join(sorted({memory_line.basis for memory_line in outside}))}): {parts}."
+        parts = ", ".join(f"{line.name} {format_nbytes(line.nbytes)}" for line in outside)
+        yield f"Outside the tensors ({' and '.join(sorted({line.basis for line in outside}))}): {parts}."
     elif device.tensors_alone:
         yield sentence(TENSORS_ALONE)
     if device.usable_nbytes is not None:
@@ -185,24 +185,13 @@ def _of_ranks(plan: Plan) -> Section:
     middle = sorted(firsts.values(), key=lambda first: (-peak_nbytes(first.ledger), first.stage))[:1]
     shown = [stages[0], *middle, *stages[1:][-1:]]
     rows = []
-    for rank_account in shown:
-        peak = plan.peak if rank_account.ledger is plan.heaviest else rank_account.ledger.peak()
+    for rank in shown:
+        peak = plan.peak if rank.ledger is plan.heaviest else rank.ledger.peak()
         states = sum(peak.by_category.get(name, 0) for name in _STATES)
         sent = peak.by_category.get("communication", 0)
-        ranks = sum(other.count for other in plan.ranks if other.stage == rank_account.stage)
+        ranks = sum(other.count for other in plan.ranks if other.stage == rank.stage)
         rest = peak.nbytes - states - sent
-        rows.append(
-            (
-                rank_account.title,
-                ranks,
-                rank_account.plan.layers,
-                rank_account.in_flight,
-                states,
-                sent,
-                rest,
-                peak.nbytes,
-            )
-        )
+        rows.append((rank.title, ranks, rank.plan.layers, rank.in_flight, states, sent, rest, peak.nbytes))
     table = Table(
         "memory",
         ("at the peak", "ranks", "layers", "in flight", "states", "comm.", "other", "peak"),

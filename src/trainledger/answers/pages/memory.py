@@ -107,15 +107,12 @@ def peak_chart(ledger: Ledger, top: int = 20) -> Chart | None:
         return None
     scale, unit = next((each for each in _SCALES if peak.nbytes >= each[0]), _SCALES[-1])
     shown, rest = peak.live[:top], peak.live[top:]
-    rows = [
-        (live_tensors.label, live_tensors.category, live_tensors.nbytes, live_tensors.sentence)
-        for live_tensors in shown
-    ]
-    left = peak.nbytes - sum(live_tensors.nbytes for live_tensors in shown)
+    rows = [(alike.label, alike.category, alike.nbytes, alike.sentence) for alike in shown]
+    left = peak.nbytes - sum(alike.nbytes for alike in shown)
     if left:
         rows.append(
             (
-                f"{sum(live_tensors.count for live_tensors in rest):,} others" if rest else "not listed one by one",
+                f"{sum(alike.count for alike in rest):,} others" if rest else "not listed one by one",
                 "the rest",
                 left,
                 "",

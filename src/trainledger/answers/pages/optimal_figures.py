@@ -73,27 +73,14 @@ def _frontier(answer: Optimal) -> Chart:
 def trained_table(answer: Optimal) -> Table:
     """Published models: what they cost, and their loss by the loss law above the least of their cost."""
     law, rows = answer.loss_law, []
-    for trained_model in trained_models():
-        flops, loss = (
-            training_flops(trained_model.parameters, trained_model.tokens),
-            law.loss(trained_model.parameters, trained_model.tokens),
-        )
+    for model in trained_models():
+        flops, loss = training_flops(model.parameters, model.tokens), law.loss(model.parameters, model.tokens)
         best = law.parameters(flops).value
         above = loss - law.loss(best, law.tokens(flops))
-        ratio = trained_model.tokens / trained_model.parameters
+        ratio = model.tokens / model.parameters
         each_tokens = f"{ratio:,.{0 if ratio >= 100 else 1}f}"
-        rows.append(
-            (
-                trained_model.title,
-                trained_model.parameters,
-                trained_model.tokens,
-                each_tokens,
-                flops,
-                f"{loss:.3f}",
-                f"{above:.3f}",
-                trained_model.source,
-            )
-        )
+        known = (model.title, model.parameters, model.tokens, each_tokens)
+        rows.append((*known, flops, f"{loss:.3f}", f"{above:.3f}", model.source))
     columns = ("model", "N", "D", "D/N", "6 N D", "loss", "above best", "source")
     units = ("", "count", "count", "", "flops")
     return Table("published models", columns, tuple(rows), units=units, align="lrrrrrrl")

@@ -13,8 +13,9 @@ from typing import Any
 
 from trainledger.forecast.explain.symbols import Symbolic, expanded, formula, named_heads, settled, with_numbers
 from trainledger.forecast.predict.device_memory import DeviceMemory
+from trainledger.forecast.predict.forecast import OF_CAUSES
 from trainledger.forecast.predict.roofline import EntryTime, moved_nbytes
-from trainledger.forecast.predict.step import HOST_UPDATE, StepTime
+from trainledger.forecast.predict.step import StepTime
 from trainledger.ledger.core.graph import component_of
 from trainledger.ledger.core.sizes import added
 from trainledger.ledger.entry import Entry
@@ -199,20 +200,6 @@ def _title_of_kept(symbolic: Symbolic) -> str:
     return f"kept by the forward, alive at once: {alive:,} of {micro_batches * chunks:,} {of}"
 
 
-# How a cause of a step's seconds is defined (`forecast.predict.step.CAUSES`).
-CAUSES = {
-    "ideal": "model FLOPs, attention counted dense, over the peak FLOP/s of the matmuls' dtype",
-    "recomputation": "forward operations that run again in backward",
-    "kernel efficiency": "time of matmuls and attention beyond the ideal; negative where kernels skip masked pairs",
-    HOST_UPDATE: "bytes that an offloaded optimizer reads and writes over the rate of its host",
-    "memory-bound operations": "time in which all other operations move their bytes",
-    "launch overhead": "fixed time of each operation, and time that the device waits for the program",
-    "exposed communication": "time that the step would save if communication took none",
-    "pipeline bubble": "time of the slowest path beyond the mean compute time of a device",
-    "stragglers": "time that slow nodes add",
-}
-
-
 def time(step: StepTime) -> tuple[Part, ...]:
     """The predicted seconds of a step by cause, then its operations by phase: of each what bounds it."""
     parts: dict[str, dict[tuple[str, str, str], list[EntryTime]]] = {}
@@ -221,7 +208,7 @@ def time(step: StepTime) -> tuple[Part, ...]:
         key = (entry.entry.path or kind, entry.entry.name, entry.bound)
         parts.setdefault(entry.entry.phase, {}).setdefault(key, []).append(entry)
     causes = tuple(
-        Line(cause, CAUSES[cause], "", seconds, step.basis, "predict.step.causes_of")
+        Line(cause, OF_CAUSES[cause]["means"], "", seconds, step.basis, "predict.step.causes_of")
         for cause, seconds in step.causes.items()
         if seconds
     )

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trainledger.ledger.entry import Entry
@@ -19,23 +21,7 @@ from trainledger.spec.run import Run
 if TYPE_CHECKING:
     from sympy import Expr, Symbol
 
-MEANINGS = {
-    "B": "sequences in a micro-batch (recipe.micro_batch)",
-    "A": "micro-batches in a step (gradient accumulation)",
-    "T": "tokens in a sequence (recipe.seq_len)",
-    "S": "longest sequence (model.max_seq_len)",
-    "V": "rows of the embedding (model.vocab_size, padded)",
-    "L": "layers (model.n_layers)",
-    "D": "hidden size (model.d_model)",
-    "F": "inner size of the MLP (model.feed_forward.d_ff)",
-    "H": "query heads (model.attention.n_heads)",
-    "G": "key-value heads (model.attention.n_kv_heads)",
-    "K": "width of a head (model.attention.head_dim)",
-    "M": "inner width of an expert (model.feed_forward.expert_d_ff)",
-    "E": "experts (model.feed_forward.n_experts)",
-    "R": "latent of keys and values (model.attention.kv_rank)",
-    "P": "latent of the queries (model.attention.q_rank)",
-}
+MEANINGS: dict[str, str] = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
 FREE = ("B", "A", "T", "L", "D", "F", "V")
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 from trainledger.catalog import critical_batch as published_laws
 from trainledger.forecast.plan.scaling_law import LossLaw, laws
@@ -48,9 +50,10 @@ class Limits:
 class Limit:
     """One limit: ``read`` gives the number and its most, None where nothing is known.
 
-    ``what`` says what is compared, ``remedy`` what to do. ``needs_forecast`` is off where ``read`` ignores the forecast
-    (None then); ``of_layout`` says whether another layout can keep the limit. Beyond a limit a run does not run, or
-    wastes more than is acceptable; one that only ``warns`` is a mark beyond which it runs as well as before.
+    ``what`` says what is compared, ``remedy`` what to do, ``not_known`` what is missing where nothing is known.
+    ``needs_forecast`` is off where ``read`` ignores the forecast (None then); ``of_layout`` says whether another layout
+    can keep the limit. Beyond a limit a run does not run, or wastes more than is acceptable; one that only ``warns`` is
+    a mark beyond which it runs as well as before.
     """
 
     name: str
@@ -58,8 +61,9 @@ class Limit:
     what: str
     remedy: str
     source: str
-    needs_forecast: bool
     read: Callable[[Run, Forecast | None, Limits], Reading | None]
+    not_known: str = ""
+    needs_forecast: bool = True
     of_layout: bool = False
     warns: bool = False
 
@@ -151,113 +155,16 @@ def _passes(most: float, basis: str) -> Callable[[Run, Forecast | None, Limits],
     return read
 
 
-_KAPLAN = "McCandlish et al. 2018 (arXiv 1812.06162); Kaplan et al. 2020 (arXiv 2001.08361), figure 10"
 _ASYNC = "recipe.checkpoints.asynchronous=true or "
 _DALY = ", or checkpoints at Daly's interval (recipe.checkpoints.every=none)"
-_STEP = "the predicted step, and the acceptable share that was set"
-LIMITS = (
-    Limit(
-        name=MEMORY,
-        unit="nbytes",
-        what="memory of the peak rank, compared with usable memory",
-        remedy="`trainledger advise` ranks what saves memory: activation checkpointing, a smaller "
-        "micro-batch, more sharding; --set layout=auto finds a layout that fits, if there is one",
-        source="ledger at its peak, overheads of the catalog",
-        needs_forecast=True,
-        read=_memory,
-        of_layout=True,
-    ),
-    Limit(
-        name=POSITIONS,
-        unit="integer",
-        what="tokens of a sequence, compared with the positions of the model",
-        remedy=(
-            "a larger model.max_seq_len, which is another model: learned positions get new rows, rope needs another "
-            "base or a scaling"
-        ),
-        source="model.max_seq_len",
-        needs_forecast=False,
-        read=_positions,
-    ),
-    Limit(
-        name=LOGITS,
-        unit="share",
-        what="logits and loss as a share of the peak",
-        remedy="recipe.loss=chunked, fused or compiled, a smaller micro-batch, or tensor ranks",
-        source="ledger at its peak",
-        needs_forecast=True,
-        read=_logits,
-        warns=True,
-    ),
-    Limit(
-        name=CRITICAL_BATCH,
-        unit="tokens",
-        what="tokens of a step, compared with the critical batch",
-        remedy="fewer sequences in a step, or a batch that grows during the run: beyond it, a larger batch saves fewer "
-        "steps than it costs tokens",
-        source=_KAPLAN,
-        needs_forecast=False,
-        read=_critical_batch,
-        of_layout=True,
-    ),
-    Limit(
-        name="exposed communication",
-        unit="share",
-        what="exposed communication as a share of the step",
-        remedy="larger micro-batches, fewer tensor or shard ranks across nodes, replicate over shard, or faster links",
-        source=_STEP,
-        needs_forecast=True,
-        read=_share_of_step("exposed communication"),
-        of_layout=True,
-    ),
-    Limit(
-        name="pipeline bubble",
-        unit="share",
-        what="time in which stages wait for each other, as a share of the step",
-        remedy="more micro-batches, fewer stages, or layout.schedule=interleaved with virtual stages",
-        source=_STEP,
-        needs_forecast=True,
-        read=_share_of_step("pipeline bubble"),
-        of_layout=True,
-    ),
-    Limit(
-        name="data throughput",
-        unit="share",
-        what="time in which devices wait for data, as a share of the run",
-        remedy="more loaders, or faster storage (cluster.loader_tokens_per_second, cluster.storage_bytes_per_second)",
-        source="[cluster]",
-        needs_forecast=True,
-        read=_data,
-    ),
-    Limit(
-        name="failures",
-        unit="share",
-        what="checkpoints and failures as a share of the run",
-        remedy=f"{_ASYNC}faster storage{_DALY}",
-        source="Daly 2006; [cluster] or published rates of interruption",
-        needs_forecast=True,
-        read=_failures,
-    ),
-    Limit(
-        name="dataset exhausted",
-        unit="passes",
-        what="passes over the text there is",
-        remedy=f"more text, or accept repetition: to about {PASSES:g} passes it costs little",
-        source="tokens wanted over tokens there are",
-        needs_forecast=False,
-        read=_passes(1.0, "exact"),
-        warns=True,
-    ),
-    Limit(
-        name="repetition",
-        unit="passes",
-        what="passes over the text there is",
-        remedy="more text, or a smaller model for longer; repeated tokens are worth less and less",
-        source="Muennighoff et al. 2023 (arXiv 2305.16264)",
-        needs_forecast=False,
-        read=_passes(PASSES, "assumed"),
-    ),
-)
+_READ = {
+    MEMORY: _memory, POSITIONS: _positions, LOGITS: _logits, CRITICAL_BATCH: _critical_batch,
+    **{cause: _share_of_step(cause) for cause in ("exposed communication", "pipeline bubble")},
+    "data throughput": _data, "failures": _failures,
+    "dataset exhausted": _passes(1.0, "exact"), "repetition": _passes(PASSES, "assumed"),
+}  # fmt: skip
+_WRITTEN = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
+LIMITS = tuple(Limit(name=name, read=_READ[name], **row) for name, row in _WRITTEN.items())
 
 
 def comparison(limit: Limit, run: Run) -> str:

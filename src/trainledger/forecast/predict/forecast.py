@@ -6,9 +6,11 @@ whole nanoseconds, so that they sum to the total exactly, added in any order.
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import field, fields
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 from trainledger.forecast.predict.interval import EVEN, Interval
@@ -212,22 +214,10 @@ def waterfall(
 
 
 COMPUTE = (NAPKIN, BEYOND, WITH_REFERENCE, IDEAL, "kernel efficiency")
-_SAYS = {
-    "compute": "goes to matmuls and attention",
-    "recomputation": "goes to recomputation in backward",
-    "memory-bound operations": "goes to memory-bound operations",
-    "launch overhead": "goes to waiting for the program to launch the next kernel",
-    "exposed communication": "goes to communication that no compute hides",
-    "pipeline bubble": "goes to waiting for other pipeline stages",
-    "stragglers": "goes to waiting for the slowest device",
-    "update on the host": "goes to the update of an offloaded optimizer",
-    "data": "goes to waiting for training data",
-    "evaluation": "goes to evaluation",
-    "checkpoints": "goes to writing checkpoints",
-    "failures": "goes to interruptions: repeated work and restarts",
-    "warm-up": "goes to the first steps, which are slower",
-    "unexplained": "has no known cause",
-}
+# What a run's time goes to by cause, and what a cause of a step's seconds means (`forecast.predict.step.CAUSES`).
+OF_CAUSES: dict[str, dict[str, str]] = tomllib.loads(
+    Path(__file__).with_name("causes.toml").read_text(encoding="utf-8")
+)
 
 
 def bottleneck(bars: Sequence[Bar], *, mfu: float | None = None) -> Bottleneck | None:
@@ -237,13 +227,13 @@ def bottleneck(bars: Sequence[Bar], *, mfu: float | None = None) -> Bottleneck |
     if total <= 0:
         return None
     first, *others = sorted(by_name, key=lambda name: -by_name[name])
-    sentence = f"{format_percent(by_name[first] / total)} of the time {_SAYS[first]}"
+    sentence = f"{format_percent(by_name[first] / total)} of the time {OF_CAUSES[first]['goes']}"
     lost = next((bar.nanoseconds for bar in bars if bar.cause == "kernel efficiency"), 0)
     if first == "compute" and mfu is not None and lost > 0:
         reached = 1 - lost / by_name["compute"]
         sentence += f", at {format_percent(reached)} of the peak"
     if others and by_name[others[0]] > 0:
-        sentence += f"; next: {format_percent(by_name[others[0]] / total)} {_SAYS[others[0]]}"
+        sentence += f"; next: {format_percent(by_name[others[0]] / total)} {OF_CAUSES[others[0]]['goes']}"
     return Bottleneck(first, sentence)
 
 

@@ -5,12 +5,17 @@ group, with temporaries as large; ``loop`` runs all lines for one tensor after t
 one, which live on until the next tensor's take their names. Each line is as torch.optim runs it (2.13; the same in
 2.11 but for fused Adagrad, which was for CPUs only until it came to CUDA), Lion's as the engine does.
 
-To add an optimizer of this kind, add a `Rule`: its states, its lines and its FLOPs.
+To add an optimizer of this kind, add it to optimizers.toml: its states, its lines, its formulas and its FLOPs.
 """
 
 from __future__ import annotations
 
+import tomllib
+from collections.abc import Sequence
+from dataclasses import replace
 from functools import cache
+from pathlib import Path
+from typing import Any
 
 from trainledger.ledger.core.graph import Array, Leaf, ModelLeaves, Parameters
 from trainledger.ledger.core.tape import Tape
@@ -110,120 +115,39 @@ class Rule:
     ``lines`` name w weights, g gradients, m moments (one array for all) and temporaries. ``x = op a b`` makes an array,
     ``op_ x a`` changes x in place (``op! x a`` under a name without underscore), ``decay`` is weight decay, ``read n``
     lets the host read n numbers of each tensor. A line may begin with conditions, joined by spaces and ended by a
-    colon: a way to run, an option of the recipe, or ``decayed``; ``not-`` denies one.
+    colon: a way to run, an option of the recipe, or ``decayed``; ``not-`` denies one. ``formulas`` are those of
+    `ledger.optimizers.formulas`.
     """
 
     flops: int
     lines: str
-    moments: tuple[str, ...] = ()
+    formulas: str
+    moments: Sequence[str] = ()
     counts_steps: bool = False
     decoupled: bool = False
     kernel: str = ""  # of another rule, that fused updates run
 
 
-# foreach frees decayed gradients before the update (torch/optim/adam.py of 2.13: "Delete the local intermediate(s)
-# since they won't be used anymore to save on peak memory").
-_ADAM = """
-    decay
-    lerp_ m g
-    mul_ m
-    addcmul_ m g g
-    foreach: del g
-    foreach: read 2
-    loop: read 1
-    amsgrad foreach: maximum_ m m
-    amsgrad loop: maximum! m m
-    loop: fresh = sqrt m
-    loop: fresh = div fresh
-    loop: add_ fresh
-    loop: root = fresh
-    not-loop: root = sqrt m
-    not-loop: div_ root
-    not-loop: add_ root
-    addcdiv_ w m root
-"""
-_MOMENTUM = """
-    decay
-    mul_ m
-    add_ m g
-    {}
-    add_ w g
-"""
+_WRITTEN: dict[str, dict[str, Any]] = tomllib.loads(
+    Path(__file__).with_name("optimizers.toml").read_text(encoding="utf-8")
+)
 
-# `ledger.optimizers.formulas` has their formulas.
-RULES = {
-    "sgd": Rule(2, "decay\nadd_ w g"),
-    # The decayed gradient is freed before the weights change.
-    "momentum": Rule(4, _MOMENTUM.format("g = m"), ("momentum_buffer",), kernel="sgd"),
-    "nesterov": Rule(6, _MOMENTUM.format("loop: g = add g m\n not-loop: add_ g m"), ("momentum_buffer",), kernel="sgd"),
-    "adagrad": Rule(
-        7,
-        """
-        loop: read 1
-        decay
-        foreach: read 1
-        addcmul_ m g g
-        fresh = sqrt m
-        add_ fresh
-        root = fresh
-        foreach decayed: mul_ g
-        foreach not-decayed: g = mul g
-        addcdiv_ w g root
-        """,
-        ("sum",),
-        counts_steps=True,
-    ),
-    "rmsprop": Rule(
-        9,
-        """
-        decay
-        mul_ m
-        addcmul_ m g g
-        centered: lerp_ m g
-        centered: fresh = addcmul m m m
-        centered: sqrt_ fresh
-        not-centered: fresh = sqrt m
-        root = fresh
-        add_ fresh
-        momentum: mul_ m
-        momentum: addcdiv_ m g root
-        momentum: add_ w m
-        not-momentum: addcdiv_ w g root
-        """,
-        ("square_avg",),
-        counts_steps=True,
-    ),
-    "adam": Rule(13, _ADAM, ("exp_avg", "exp_avg_sq"), counts_steps=True),
-    "adamw": Rule(13, _ADAM, ("exp_avg", "exp_avg_sq"), counts_steps=True, decoupled=True),
-    # adam; for each moment a product with its scale, magnitude, comparison, division, 8 comparisons (`adam_8bit`)
-    "adam-8bit": Rule(37, _ADAM, counts_steps=True),
-    "adamw-8bit": Rule(37, _ADAM, counts_steps=True, decoupled=True),
-    # of a matrix: two sums of g g, product of factors, division, bound, root, g / root, norms of w and update (2 each),
-    # w - a u (`adafactor`)
-    "adafactor": Rule(15, "", counts_steps=True, decoupled=True),
-    "lion": Rule(
-        9,
-        """
-        decay
-        signs = lerp m g
-        sign_ signs
-        add_ w signs
-        del signs
-        lerp_ m g
-        """,
-        ("exp_avg",),
-        decoupled=True,
-    ),
-    # m and g + b (m - g) as lerps, norm, division, w - r u; its matmuls are counted apart (`muon`)
-    "muon": Rule(11, "", ("momentum_buffer",), decoupled=True),
-}
+
+def _whole(row: dict[str, Any]) -> Rule:
+    """The rule of a row, with what it does not say of the one that it is like."""
+    if "like" in row:
+        return replace(_whole(_WRITTEN[row["like"]]), **{key: value for key, value in row.items() if key != "like"})
+    return Rule(**row)
+
+
+RULES = {name: _whole(row) for name, row in _WRITTEN.items()}
 _AMSGRAD = 14  # adam, and the larger of v and the largest so far
 UPDATE_FLOPS_PER_PARAMETER = {name: rule.flops for name, rule in RULES.items()} | {"amsgrad": _AMSGRAD}
 
 
 def moments_of(rule: str, recipe: Recipe) -> tuple[str, ...]:
     """The states of parameter size that an optimizer of torch.optim's kind keeps."""
-    names = RULES[rule].moments
+    names = tuple(RULES[rule].moments)
     if recipe.optimizer.amsgrad:
         names += ("max_exp_avg_sq",)
     if rule == "rmsprop":

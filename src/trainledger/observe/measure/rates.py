@@ -8,14 +8,20 @@ from trainledger.spec.frozen import frozen
 
 
 @frozen(kw_only=True)
-class MatmulTimes(Answer, report="pages.rates"):
-    """Matmuls measured side by side, with the rate of a large copy, which is the slope of the roofline."""
+class OfMachine(Answer, report="pages.rates"):
+    """What was measured on a machine, and when."""
 
     title: str
     backend: str
     date: str
     torch_version: str
     threads: int
+
+
+@frozen(kw_only=True)
+class MatmulTimes(OfMachine, report="pages.rates"):
+    """Matmuls measured side by side, with the rate of a large copy, which is the slope of the roofline."""
+
     matmuls: tuple[MatmulTime, ...]
     memory_bytes_per_second: float
     notes: tuple[str, ...] = ()
@@ -26,14 +32,9 @@ class MatmulTimes(Answer, report="pages.rates"):
 
 
 @frozen(kw_only=True)
-class CopyTimes(Answer, report="pages.rates"):
+class CopyTimes(OfMachine, report="pages.rates"):
     """Copies measured side by side: in memory by layout and size, to and from a device, to and from a disk."""
 
-    title: str
-    backend: str
-    date: str
-    torch_version: str
-    threads: int
     memory: tuple[CopyTime, ...]
     device: tuple[CopyTime, ...]
     disk: tuple[CopyTime, ...]

@@ -267,7 +267,7 @@ def _remedies(profile: Profile, advice: Advice) -> Iterator[Remedy]:
         if change.effect != RESULT or change.sets[0].startswith(_PADDED)
     ]
     for cause in profile.causes:
-        fields = RULES[cause.name].fields
+        fields = tuple(RULES[cause.name].fields)
         gains = [each for each in alone if fields and all(name.startswith(fields) for name in each[1].sets)]
         gain, best = max(gains, key=lambda each: each[0], default=(0.0, None))
         if best is not None and gain >= _LEAST_GAIN:

@@ -8,9 +8,12 @@ its launch overhead all of the host's lateness. A cause's gain is what would be 
 from __future__ import annotations
 
 import re
+import tomllib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -140,79 +143,14 @@ _ALIGNED, _FULL = 8, 64  # elements: rows that are no multiple of these fall bac
 class Rule:
     """A cause: the parts of a step that it has, what changes it as a sentence and as code, the fields of a run too."""
 
-    parts: tuple[str, ...]
+    parts: Sequence[str]
     sentence: str
     code: str = ""
-    fields: tuple[str, ...] = ()
+    fields: Sequence[str] = ()
 
 
-RULES = {
-    times.HOST: Rule(
-        (times.HOST, times.LAUNCH_GAPS),
-        "The device had nothing to do while the host came to the next of {launches} launches (half of the kernels take "
-        "less than {usual}): {fewer}graphs (mode=reduce-overhead) make them at once, a larger micro-batch gives each "
-        "more to do.",
-        'model.compile()  # or torch.compile(model, mode="reduce-overhead")',
-        ("recipe.compile", "recipe.micro_batch", "recipe.launch_blocking", "recipe.optimizer"),
-    ),
-    times.AFTER_SYNC: Rule(
-        (times.AFTER_SYNC,),
-        "The host waited for the device {waits}, and then had nothing launched ahead: read losses and norms less often "
-        "or a step later (.item(), print, .cpu(), torch.nonzero wait).",
-        "losses.append(loss.detach())  # and .item() of them once in many steps",
-    ),
-    times.WAIT_FOR_DATA: Rule(
-        (times.WAIT_FOR_DATA,),
-        "The step waited for its batch: more workers (num_workers, prefetch_factor), tokens made before the run.",
-        "DataLoader(data, num_workers=8, prefetch_factor=4, persistent_workers=True, pin_memory=True)",
-    ),
-    times.EXPOSED: Rule(
-        (times.EXPOSED,),
-        "{hidden} of communication lie beside computation, the rest is exposed. Where the other ranks' kernels of the "
-        "same collective are shorter, this rank was early and waited for them (stragglers); else fewer or larger "
-        "messages, more accumulation, or another layout have less of it.",
-        fields=("layout.", "recipe.micro_batch", "recipe.global_batch"),
-    ),
-    times.OUTSIDE: Rule(
-        (times.OUTSIDE,),
-        "The program was in Python, or in a library that the profiler does not see, and no operator ran.",
-        "model.compile()",
-        ("recipe.compile", "recipe.micro_batch", "recipe.optimizer"),
-    ),
-    times.QUEUED: Rule(
-        (times.QUEUED,),
-        "Work was launched and did not begin, with nothing else on the device: it waited for an event of another "
-        "stream, a callback, or another program on the device.",
-    ),
-    times.COPY: Rule(
-        (times.COPY,),
-        "{copies}",
-        "batch = batch.to(device, non_blocking=True)  # from a DataLoader(..., pin_memory=True)",
-    ),
-    MEMORY_BOUND_KERNELS: Rule(
-        ("elementwise", "reduction", "norm", "embedding"),
-        "{kernels} that only move memory (elementwise, reductions, norms, embeddings) have that time for themselves: "
-        "{less} write and read less of it.",
-        "model.compile()",
-        ("recipe.compile", "recipe.loss", "recipe.precision", "recipe.attention"),
-    ),
-    RECOMPUTATION: Rule(
-        (RECOMPUTATION,),
-        "Activation checkpointing runs operators of the forward again: keep what attention and matmuls give "
-        "(selective checkpointing), or checkpoint fewer layers, as far as memory goes.",
-        "context = partial(create_selective_checkpoint_contexts, [torch.ops.aten.mm.default])\n"
-        "checkpoint(block, x, use_reentrant=False, context_fn=context)",
-        ("recipe.activation_checkpointing",),
-    ),
-    "optimizer": Rule(
-        ("optimizer",),
-        "The update of the parameters: fused=True makes it one kernel, sharding divides it, accumulation makes it "
-        "rare.",
-        "torch.optim.AdamW(model.parameters(), fused=True)",
-        ("recipe.optimizer", "layout.zero", "layout.shard"),
-    ),
-    BELOW_PEAK: Rule((), "", fields=("recipe.precision", "recipe.micro_batch", "recipe.attention", "model.")),
-}
+_WRITTEN: dict[str, dict[str, Any]] = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
+RULES = {cause: Rule(**row) for cause, row in _WRITTEN.items()}
 _CODE_OF_COMPILED = {times.HOST: 'torch.compile(model, mode="reduce-overhead")', MEMORY_BOUND_KERNELS: ""}
 
 

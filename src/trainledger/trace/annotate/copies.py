@@ -55,7 +55,7 @@ LOSSES = names("""
 class Copy:
     """Copies of one kind at one expression of a line: the first one's tensors, and how often and how many bytes."""
 
-    __slots__ = (
+    __slots__ = [
         "expression",
         "largest",
         "line",
@@ -69,7 +69,7 @@ class Copy:
         "sources",
         "times",
         "to",
-    )
+    ]
 
     def __init__(self, line: str, expression: str, sources: Sequence[Tensor], out: Tensor) -> None:
         self.line, self.expression = line, expression

@@ -9,10 +9,12 @@ from __future__ import annotations
 import ast
 import sys
 import time
+import tomllib
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -23,7 +25,7 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 
 from trainledger.ledger.entry import Storage
 from trainledger.spec.units import counted
-from trainledger.trace.annotate.annotation import PROBLEM, REMARK, Finding
+from trainledger.trace.annotate.annotation import Finding
 from trainledger.trace.annotate.copies import called
 from trainledger.trace.annotate.graphs import Gradients, RecordOf, gradients_of
 from trainledger.trace.annotate.source import Caller, Callers, Chain, Files
@@ -35,33 +37,8 @@ _CLOCKS = ("time", "perf_counter", "monotonic", "perf_counter_ns", "time_ns")
 _ON_PURPOSE = ("torch/utils/checkpoint.py", "torch/optim/swa_utils.py")
 UNDIVIDED, LATE_CLIP, TRAINING = "loss not divided", "clipped after the step", "evaluated in train mode"
 UNSYNCHRONIZED, PAGEABLE = "timed without synchronize", "non_blocking without pinned memory"
-_SAYS = {  # why, what instead, weight
-    UNDIVIDED: (
-        "each backward adds the gradient of a mean, and the step uses their sum: as many times that of the whole batch",
-        "divide the loss by the number of micro-batches before each backward",
-        PROBLEM,
-    ),
-    LATE_CLIP: (
-        "the step has used these gradients already, and no backward has added to them since",
-        "clip between the last backward and optimizer.step()",
-        PROBLEM,
-    ),
-    TRAINING: (
-        "dropout draws masks, and batch norm uses this batch's statistics and changes its running ones",
-        "call model.eval() before the evaluation and model.train() after it",
-        REMARK,
-    ),
-    UNSYNCHRONIZED: (
-        "a kernel is only queued when its call returns, so this is the time of the launches",
-        "call torch.cuda.synchronize() before both times, or take torch.cuda.Event(enable_timing=True)",
-        PROBLEM,
-    ),
-    PAGEABLE: (
-        "the driver copies pageable memory into a pinned buffer first, and the program waits for that",
-        "pin the source: pin_memory=True of the DataLoader, or .pin_memory() once",
-        PROBLEM,
-    ),
-}
+# Of each kind why, what instead, and its weight.
+_SAYS: dict[str, dict[str, Any]] = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
 
 
 @dataclass
@@ -225,8 +202,7 @@ class Habits:
     def findings(self) -> Iterator[Finding]:
         """One for each kind and line, with how often."""
         for (kind, line), (what, times) in self._seen.items():
-            why, instead, weight = _SAYS[kind]
-            yield Finding(kind, line, f"{what}, {counted(times, 'time')}", why, instead, times, weight=weight)
+            yield Finding(kind, line, f"{what}, {counted(times, 'time')}", times=times, **_SAYS[kind])
 
 
 def _is_clock(node: ast.expr) -> bool:

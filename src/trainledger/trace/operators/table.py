@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import cache
 from math import prod
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, int32
 from torch._ops import OpOverload
 
 from trainledger.ledger import rules
 from trainledger.ledger.optimizers.update_rules import UPDATE_FLOPS_PER_PARAMETER
 from trainledger.trace.fakes import results
-from trainledger.trace.operators import matmuls, scans
-from trainledger.trace.operators.custom import CUSTOM, Count, Operator, registered_with_torch
+from trainledger.trace.operators import matmuls
+from trainledger.trace.operators.custom import CUSTOM, Count, Operator, Shape, registered_with_torch
 from trainledger.trace.operators.scratch import SCRATCH
 from trainledger.trace.patches import Args
 from trainledger.trace.recorder.storages import tensors_in
@@ -69,6 +69,77 @@ def _update(optimizer: str) -> Count:
     return flops
 
 
+# FLOPs of the operators of mixers (`engine.nn.scans`) and of chosen keys (`engine.nn.sparse`), of shapes alone.
+
+
+def _convolution(inputs: Args, numbers: Args) -> int:
+    batch, tokens, channels = inputs[0].shape
+    return int(rules.matmul_flops(batch * tokens, channels, inputs[1].shape[1]))
+
+
+def _state_space(inputs: Args, numbers: Args) -> int:
+    (batch, tokens, heads, width), (groups, state) = inputs[0].shape, inputs[4].shape[2:]
+    return int(rules.state_space_flops(batch, tokens, heads, groups, width, state, int(numbers[0])))
+
+
+def _delta_rule(inputs: Args, numbers: Args) -> int:
+    batch, tokens, heads, value = inputs[0].shape
+    return int(rules.delta_rule_flops(batch, tokens, heads, inputs[1].shape[-1], value, int(numbers[0])))
+
+
+# The order of the inputs is that of `engine.nn.scans`; a backward has the gradient before them, a cached run its state.
+_SCANS: dict[str, tuple[str, Count]] = {
+    "trainledger::gated_norm": (
+        "norm",
+        lambda args, out: rules.FLOPS_PER_ELEMENT["gated rmsnorm"] * args[0][0].numel(),
+    ),
+    "trainledger::gated_norm_backward": (
+        "norm",
+        lambda args, out: rules.FLOPS_PER_ELEMENT["gated rmsnorm backward"] * args[1][0].numel(),
+    ),
+}
+_SCAN_MODEL_FLOPS: dict[str, Count] = {}
+_SCAN_SHAPES: dict[str, Shape] = {}
+
+
+def _register(name: str, flops: Callable[[Args, Args], int]) -> None:
+    _SCANS[name] = ("matmul", lambda args, out: flops(*args[:2]))
+    _SCANS[f"{name}_cached"] = ("matmul", lambda args, out: flops(*args[1:3]))
+    _SCANS[f"{name}_backward"] = ("matmul", lambda args, out: 3 * flops(*args[1:3]))
+    _SCAN_MODEL_FLOPS[f"{name}_backward"] = lambda args, out: 2 * flops(*args[1:3])
+
+
+_register("trainledger::convolution", _convolution)
+_register("trainledger::state_space", _state_space)
+_register("trainledger::delta_rule", _delta_rule)
+
+
+def _index(args: Args, out: object) -> int:
+    (batch, queries, heads, width), keys = args[0].shape, args[1].shape[1]
+    return int(rules.index_flops(batch, heads, queries, keys, width))
+
+
+def _sparse(args: Args) -> tuple[int, int, int, int, int, int]:
+    """The sizes of attention to chosen keys, of q, k, v and what is behind them."""
+    (batch, queries, heads, width), value = args[0].shape, args[2].shape[-1]
+    chosen = next(tensor for tensor in args[3:] if isinstance(tensor, Tensor) and tensor.dtype == int32)
+    return batch, heads, queries, chosen.shape[-1], width, value
+
+
+def _sparse_shape(args: Args) -> tuple[int, ...]:
+    batch, heads, queries, keys, width, value = _sparse(args)
+    return batch * heads, queries, keys, width, value, 0
+
+
+_SPARSE = "trainledger::_scaled_dot_product_sparse_attention"
+_SCANS |= {
+    "trainledger::choose_keys": ("matmul", _index),
+    _SPARSE: ("attention", lambda args, out: rules.attention_flops(*_sparse(args))),
+    f"{_SPARSE}_backward": ("attention", lambda args, out: rules.attention_backward_flops(*_sparse(args[1:]))),
+}
+_SCAN_MODEL_FLOPS[f"{_SPARSE}_backward"] = lambda args, out: rules.attention_backward_model_flops(*_sparse(args[1:]))
+_SCAN_SHAPES |= {_SPARSE: _sparse_shape, f"{_SPARSE}_backward": lambda args: _sparse_shape(args[1:])}
+
 _RULES: dict[str, tuple[str, Count]] = {
     "trainledger::group_sums": ("reduction", lambda args, out: args[0].numel()),
     "aten::_amp_foreach_non_finite_check_and_unscale_": ("elementwise", _each_of_list),
@@ -83,7 +154,7 @@ _RULES: dict[str, tuple[str, Count]] = {
         f"aten::_embedding_bag{each}": ("embedding", lambda args, out: args[1].numel() * args[0].shape[1])
         for each in ("", "_forward_only")
     },
-    **scans.RULES,
+    **_SCANS,
     **matmuls.FACTORIZATIONS,
     **matmuls.RULES,
     **{
@@ -119,11 +190,11 @@ def _known(func: OpOverload) -> Operator:
     scratch = _SCRATCH.get(schema)
     if schema in _RULES:
         kind, flops = _RULES[schema]
-        shape = {**matmuls.SHAPES, **scans.SHAPES}.get(schema, Operator.shape)
+        shape = {**matmuls.SHAPES, **_SCAN_SHAPES}.get(schema, Operator.shape)
         if kind == "attention" and library == "aten":
             shape = matmuls.attention_shape(func, 1 if "backward" in name else 0)
         assumed = kind in ("norm", "softmax") or schema in _ASSUMED
-        share = {**matmuls.MODEL_FLOPS, **scans.MODEL_FLOPS}.get(schema)
+        share = {**matmuls.MODEL_FLOPS, **_SCAN_MODEL_FLOPS}.get(schema)
         return Operator(name, kind, flops, share, assumed=assumed, shape=shape, scratch=scratch)
     if library in _SENDS:
         return Operator(name, "collective", _none)

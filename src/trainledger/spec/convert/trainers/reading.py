@@ -20,7 +20,7 @@ _MOST_EPOCHS = 10**6
 _NAMED = 40  # keys that a sentence names
 _UNSET = ("None", "False", "none", "false", "", "[]", "{}")  # values, as text, of keys that say nothing
 _SLIP = 0.92  # likeness of two names of which one is a slip of the other
-_KINDS = (
+_KINDS = [
     "always",
     "defaults",
     "fields",
@@ -32,7 +32,7 @@ _KINDS = (
     "models",
     "commands",
     "write",
-)
+]
 _LISTS = ("silent", "split", "opened", "alone", "known")
 _OF_LAUNCHERS = {
     "launcher.devices": "run.per_node",
