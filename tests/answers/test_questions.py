@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 import trainledger as tl
+from models import sizes
 from trainledger.spec import runfile
 from trainledger.spec.parts import from_fields, with_fields
 
@@ -153,13 +154,7 @@ def test_a_ledger_is_no_run_and_a_run_is_no_model() -> None:
 
 
 def test_parameters_of_a_model_whose_fields_contradict_each_other() -> None:
-    shape: dict[str, Any] = {
-        "vocab_size": 64,
-        "feed_forward.d_ff": 128,
-        "n_layers": 2,
-        "max_seq_len": 64,
-        "attention.n_heads": 4,
-    }
+    shape: dict[str, Any] = sizes(V=64, F=128, L=2, T=64, H=4)
     assert "model.attention.n_heads = 4: must divide d_model = 65" in refusal(
         lambda: tl.parameters(from_fields(tl.ModelSpec, {"d_model": 65, **shape}))
     )

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from models import GPT2 as GPT2_FIELDS
 from models import sizes, spec_of
 from trainledger.forecast.predict.predict import predict
 from trainledger.ledger.ledger import Ledger
@@ -19,15 +20,7 @@ from trainledger.spec.run import Run
 pytestmark = pytest.mark.agreement
 
 LLAMA: dict[str, Any] = {}
-GPT2: dict[str, Any] = {
-    "norm": "layernorm",
-    "norm.bias": True,
-    "feed_forward.activation": "gelu_tanh",
-    "feed_forward.gated": False,
-    "positions": "learned",
-    "attention.bias": True,
-    "feed_forward.bias": True,
-}
+GPT2: dict[str, Any] = {**GPT2_FIELDS, "tie_embeddings": False}
 B, T, D, F, H = 4, 128, 256, 768, 4
 ROWS = B * T
 

@@ -8,20 +8,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from refusals import refusals
 
+from models import sizes as model_fields
 from trainledger.spec.model import ModelSpec
 from trainledger.spec.parts import fields_of, from_fields, kinds_of, with_fields
 from trainledger.spec.reading import field_of, value_of
 from trainledger.spec.rules.model import model_problems
 from trainledger.spec.setting import quantity_of, read_value, rule_of
 
-SIZES = {
-    "vocab_size": 100,
-    "d_model": 64,
-    "n_layers": 6,
-    "attention.n_heads": 4,
-    "feed_forward.d_ff": 96,
-    "max_seq_len": 16,
-}
+SIZES = model_fields(V=100, D=64, L=6, H=4, F=96, T=16)
 LATENT = {
     "attention": "latent",
     "attention.kv_rank": 16,

@@ -10,6 +10,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from refusals import refusals
 
+from models import sizes
 from trainledger.spec.block import ACTIVATIONS
 from trainledger.spec.model import ModelSpec
 from trainledger.spec.optimizers import OPTIMIZERS
@@ -37,14 +38,7 @@ from trainledger.spec.runfile import (
 from trainledger.spec.schedule import SCHEDULES
 from trainledger.spec.setting import quantity_of, rule_of
 
-MODEL = {
-    "vocab_size": 256,
-    "d_model": 64,
-    "n_layers": 2,
-    "attention.n_heads": 4,
-    "feed_forward.d_ff": 256,
-    "max_seq_len": 128,
-}
+MODEL = sizes(V=256, D=64, L=2, H=4, F=256, T=128)
 RECIPE = {"seq_len": 128, "global_batch": 8, "steps": 10}
 
 
@@ -438,15 +432,17 @@ def runs(draw):
     model = from_fields(
         ModelSpec,
         {
+            **sizes(
+                V=draw(st.integers(1, 10**6)),
+                D=draw(st.integers(1, 99)),
+                L=draw(st.integers(1, 99)),
+                H=heads,
+                KV=draw(st.sampled_from([kv, None])),
+                K=2 * draw(st.integers(1, 64)),
+                F=draw(st.integers(1, 999)),
+                T=1000,
+            ),
             "name": draw(TEXTS),
-            "vocab_size": draw(st.integers(1, 10**6)),
-            "d_model": draw(st.integers(1, 99)),
-            "n_layers": draw(st.integers(1, 99)),
-            "attention.n_heads": heads,
-            "attention.n_kv_heads": draw(st.sampled_from([kv, None])),
-            "attention.head_dim": 2 * draw(st.integers(1, 64)),
-            "feed_forward.d_ff": draw(st.integers(1, 999)),
-            "max_seq_len": 1000,
             "norm": "layernorm",
             "norm.eps": draw(FLOATS),
             "norm.bias": draw(st.booleans()),

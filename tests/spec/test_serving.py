@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from models import sizes
 from trainledger.engine.nn.cache import Cache
 from trainledger.engine.nn.lora import NF4, codes_of, dequantize
 from trainledger.engine.nn.transformer import Transformer
@@ -198,13 +199,7 @@ def test_bytes_of_whole_weights(name):
 SPEC = from_fields(
     ModelSpec,
     {
-        "vocab_size": 97,
-        "d_model": 96,
-        "n_layers": 2,
-        "attention.n_heads": 4,
-        "attention.n_kv_heads": 2,
-        "feed_forward.d_ff": 136,
-        "max_seq_len": 64,
+        **sizes(V=97, D=96, L=2, H=4, KV=2, F=136, T=64),
         "attention.bias": True,
         "feed_forward": "experts",
         "feed_forward.n_experts": 4,

@@ -14,6 +14,7 @@ from random_runs import run_of
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from models import sizes as model_fields
 from trainledger.engine.nn.loss import next_token_loss
 from trainledger.engine.nn.transformer import build
 from trainledger.engine.train.optimizer import build_optimizer
@@ -111,14 +112,7 @@ def test_peak_and_flops_of_a_transformers_model(monkeypatch: pytest.MonkeyPatch)
     ledger = trace(model, {"input_ids": ids, "labels": ids}, optimizer=optimizer)
     assert ledger.uncounted == ()
     assert ledger.tokens == 4 * 128
-    sizes = {
-        "vocab_size": 512,
-        "d_model": 128,
-        "feed_forward.d_ff": 256,
-        "n_layers": 3,
-        "attention.n_heads": 4,
-        "max_seq_len": 256,
-    }
+    sizes = model_fields(V=512, D=128, F=256, L=3, H=4, T=256)
     ours = account(run_of(model=sizes, seq_len=128))
     assert ledger.parameters == ours.parameters
     assert ledger.model_flops == ours.model_flops

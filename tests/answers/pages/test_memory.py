@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import trainledger as tl
+from models import sizes
 from trainledger.answers.pages.memory import lane_of, memory_chart, memory_charts, numbers_of, peak_chart, unrolled
 from trainledger.answers.pages.peak import peak_data, peak_sections, tensors_at_peak
 from trainledger.ledger.entry import CATEGORIES, Entry, TensorLife, amounts
@@ -292,14 +293,7 @@ def test_the_text_fits_80_columns_and_says_the_exact_peak(ledger: Ledger, top: i
 def test_a_closed_form_says_why_it_has_no_tensors() -> None:
     run = tl.load(
         {
-            "model": {
-                "vocab_size": 64,
-                "d_model": 16,
-                "n_layers": 4,
-                "attention.n_heads": 2,
-                "feed_forward.d_ff": 32,
-                "max_seq_len": 8,
-            },
+            "model": sizes(V=64, D=16, L=4, H=2, F=32, T=8),
             "recipe": {"seq_len": 8, "global_batch": 4, "micro_batch": 2, "steps": 1},
         }
     )

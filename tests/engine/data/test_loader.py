@@ -14,6 +14,7 @@ import pytest
 import torch
 from resealed import reseal
 
+from models import sizes
 from trainledger.engine.data.loader import STEPS_AHEAD, Loader, open_loader
 from trainledger.engine.data.mixture import alone, mixed_batch, train_batch, validation_batch
 from trainledger.engine.data.prepare import prepare
@@ -169,17 +170,7 @@ def test_a_program_that_forgets_to_close_ends(store: TokenStore) -> None:
 
 def test_open_loader_checks_the_run(data: DataSpec) -> None:
     def run(vocab_size: int, seq_len: int) -> Run:
-        model = from_fields(
-            ModelSpec,
-            {
-                "vocab_size": vocab_size,
-                "d_model": 8,
-                "n_layers": 1,
-                "attention.n_heads": 1,
-                "feed_forward.d_ff": 8,
-                "max_seq_len": 10**9,
-            },
-        )
+        model = from_fields(ModelSpec, sizes(V=vocab_size, D=8, L=1, H=1, F=8, T=10**9))
         return Run(model=model, recipe=Recipe(seq_len=seq_len, global_batch=4, micro_batch=2, steps=1), data=data)
 
     with open_loader(run(257, 16), "cpu", progress=False) as loader:

@@ -8,6 +8,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from models import GPT2 as GPT2_FIELDS
+from models import sizes
 from trainledger.engine.nn import checkpointing
 from trainledger.engine.nn.checkpointing import offloading, run_layers, to_host
 from trainledger.engine.nn.init import initialize
@@ -23,27 +25,8 @@ from trainledger.spec.savings import FromStart
 
 torch.set_num_threads(1)
 
-LLAMA = {
-    "vocab_size": 50,
-    "d_model": 24,
-    "n_layers": 5,
-    "attention.n_heads": 4,
-    "attention.n_kv_heads": 2,
-    "feed_forward.d_ff": 40,
-    "max_seq_len": 16,
-}
-GPT2 = {
-    **LLAMA,
-    "attention.n_kv_heads": None,
-    "norm": "layernorm",
-    "norm.bias": True,
-    "feed_forward.gated": False,
-    "feed_forward.activation": "gelu_tanh",
-    "positions": "learned",
-    "attention.bias": True,
-    "feed_forward.bias": True,
-    "tie_embeddings": True,
-}
+LLAMA = sizes(V=50, D=24, L=5, H=4, KV=2, F=40, T=16)
+GPT2 = {**LLAMA, "attention.n_kv_heads": None, **GPT2_FIELDS}
 VARIANTS: tuple[dict[str, Any], ...] = (
     {"activation_checkpointing": "full"},
     {"activation_checkpointing": "full", "activation_checkpointing.every": 2},

@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from models import sizes
 from trainledger.engine.nn.feed_forward import gated
 from trainledger.engine.nn.init import initialize
 from trainledger.engine.nn.transformer import Transformer
@@ -20,14 +21,7 @@ from trainledger.spec.parts import from_fields
 from trainledger.spec.rules.model import model_problems
 
 torch.set_num_threads(1)
-SIZES = {
-    "vocab_size": 11,
-    "d_model": 12,
-    "n_layers": 2,
-    "attention.n_heads": 3,
-    "feed_forward.d_ff": 20,
-    "max_seq_len": 7,
-}
+SIZES = sizes(V=11, D=12, L=2, H=3, F=20, T=7)
 Named = dict[str, Tensor]
 
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
+from models import sizes as model_fields
 from trainledger.engine.nn.feed_forward import Dispatching, Experts, activate, gated
 from trainledger.engine.nn.loss import weighing
 from trainledger.engine.nn.routing import GroupedLinear, Router, capacity, dispatch, grouped_mm
@@ -25,12 +26,7 @@ torch.set_num_threads(1)
 SPEC = from_fields(
     ModelSpec,
     {
-        "vocab_size": 16,
-        "d_model": 12,
-        "n_layers": 1,
-        "attention.n_heads": 2,
-        "feed_forward.d_ff": 20,
-        "max_seq_len": 16,
+        **model_fields(V=16, D=12, L=1, H=2, F=20, T=16),
         "feed_forward": "experts",
         "feed_forward.n_experts": 6,
         "feed_forward.per_token": 2,

@@ -5,6 +5,9 @@ import os
 import subprocess
 import sys
 
+from models import GPT2 as GPT2_FIELDS
+from models import sizes
+
 os.environ["HF_HUB_OFFLINE"] = "1"
 
 import pytest
@@ -69,12 +72,14 @@ def gpt2_specs(draw):
     return from_fields(
         ModelSpec,
         {
-            "vocab_size": draw(st.integers(5, 70)),
-            "d_model": heads * draw(st.integers(10, 14)),
-            "n_layers": draw(st.integers(1, 3)),
-            "attention.n_heads": heads,
-            "feed_forward.d_ff": draw(st.integers(3, 50)),
-            "max_seq_len": draw(st.sampled_from([17, 32])),
+            **sizes(
+                V=draw(st.integers(5, 70)),
+                D=heads * draw(st.integers(10, 14)),
+                L=draw(st.integers(1, 3)),
+                H=heads,
+                F=draw(st.integers(3, 50)),
+                T=draw(st.sampled_from([17, 32])),
+            ),
             "norm": "layernorm",
             "norm.eps": draw(st.sampled_from([1e-5, 1e-3])),
             "norm.bias": True,
@@ -192,37 +197,8 @@ def test_what_transformers_saved_is_imported_with_equal_logits_and_exported_with
     assert all(torch.equal(before[name], after[name]) for name in before)
 
 
-LLAMA = from_fields(
-    ModelSpec,
-    {
-        "vocab_size": 20,
-        "d_model": 8,
-        "n_layers": 2,
-        "attention.n_heads": 4,
-        "attention.n_kv_heads": 2,
-        "feed_forward.d_ff": 12,
-        "max_seq_len": 16,
-    },
-)
-GPT2 = from_fields(
-    ModelSpec,
-    {
-        "vocab_size": 20,
-        "d_model": 8,
-        "n_layers": 2,
-        "attention.n_heads": 2,
-        "feed_forward.d_ff": 12,
-        "max_seq_len": 16,
-        "norm": "layernorm",
-        "norm.bias": True,
-        "feed_forward.gated": False,
-        "feed_forward.activation": "gelu_tanh",
-        "positions": "learned",
-        "attention.bias": True,
-        "feed_forward.bias": True,
-        "tie_embeddings": True,
-    },
-)
+LLAMA = from_fields(ModelSpec, sizes(V=20, D=8, L=2, H=4, KV=2, F=12, T=16))
+GPT2 = from_fields(ModelSpec, sizes(V=20, D=8, L=2, H=2, F=12, T=16, **GPT2_FIELDS))
 
 
 def exported(spec, directory, **options):

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 
+from models import sizes as model_fields
+
 os.environ["HF_HUB_OFFLINE"] = "1"
 
 import pytest
@@ -403,18 +405,7 @@ def test_a_model_is_exported_as_the_type_that_is_asked_for(tmp_path):
 
 
 def test_padded_rows_of_the_vocabulary_are_tokens_in_an_export(tmp_path):
-    spec = from_fields(
-        ModelSpec,
-        {
-            "vocab_size": 29,
-            "vocab_multiple": 16,
-            "d_model": 24,
-            "n_layers": 2,
-            "attention.n_heads": 4,
-            "feed_forward.d_ff": 20,
-            "max_seq_len": 32,
-        },
-    )
+    spec = from_fields(ModelSpec, model_fields(V=29, D=24, L=2, H=4, F=20, T=32, vocab_multiple=16))
     ours = Transformer(spec).eval()
     with torch.no_grad():
         for each in ours.parameters():

@@ -10,6 +10,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 import trainledger as tl
+from models import GPT2 as GPT2_FIELDS
+from models import sizes
 from trainledger.cli import main
 from trainledger.engine.nn.init import fill, initialize
 from trainledger.engine.nn.loss import next_token_loss
@@ -19,36 +21,8 @@ from trainledger.spec.model import ModelSpec
 from trainledger.spec.parts import from_fields, with_fields
 from trainledger.spec.rules.model import model_problems
 
-LLAMA = from_fields(
-    ModelSpec,
-    {
-        "vocab_size": 512,
-        "d_model": 128,
-        "n_layers": 4,
-        "attention.n_heads": 4,
-        "attention.n_kv_heads": 2,
-        "feed_forward.d_ff": 344,
-        "max_seq_len": 64,
-    },
-)
-GPT2 = from_fields(
-    ModelSpec,
-    {
-        "vocab_size": 512,
-        "d_model": 128,
-        "n_layers": 4,
-        "attention.n_heads": 4,
-        "feed_forward.d_ff": 512,
-        "max_seq_len": 64,
-        "norm": "layernorm",
-        "norm.bias": True,
-        "feed_forward.gated": False,
-        "feed_forward.activation": "gelu_tanh",
-        "positions": "learned",
-        "attention.bias": True,
-        "feed_forward.bias": True,
-    },
-)
+LLAMA = from_fields(ModelSpec, sizes(V=512, D=128, L=4, H=4, KV=2, F=344, T=64))
+GPT2 = from_fields(ModelSpec, {**sizes(V=512, D=128, L=4, H=4, F=512, T=64), **GPT2_FIELDS, "tie_embeddings": False})
 FAMILIES = pytest.mark.parametrize("family", [LLAMA, GPT2], ids=["llama", "gpt2"])
 TIES = pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
 

@@ -12,6 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+from models import GPT2 as GPT2_FIELDS
+from models import sizes as model_fields
 from trainledger.engine.nn.init import draw, initialize
 from trainledger.engine.nn.lora import NF4, AdaptedLinear, adapt, codes_of, dequantize, merge
 from trainledger.engine.nn.loss import next_token_loss
@@ -25,27 +27,8 @@ from trainledger.spec.savings import Lora
 
 torch.set_num_threads(1)
 
-LLAMA = {
-    "vocab_size": 50,
-    "d_model": 24,
-    "n_layers": 2,
-    "attention.n_heads": 4,
-    "attention.n_kv_heads": 2,
-    "feed_forward.d_ff": 40,
-    "max_seq_len": 16,
-}
-GPT2 = {
-    **LLAMA,
-    "attention.n_kv_heads": None,
-    "norm": "layernorm",
-    "norm.bias": True,
-    "feed_forward.gated": False,
-    "feed_forward.activation": "gelu_tanh",
-    "positions": "learned",
-    "attention.bias": True,
-    "feed_forward.bias": True,
-    "tie_embeddings": True,
-}
+LLAMA = model_fields(V=50, D=24, L=2, H=4, KV=2, F=40, T=16)
+GPT2 = {**LLAMA, "attention.n_kv_heads": None, **GPT2_FIELDS}
 EXPERTS = {
     "feed_forward": "experts",
     "feed_forward.n_experts": 4,

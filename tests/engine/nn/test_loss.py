@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from models import sizes
 from thinned import thinned
 from trainledger.engine.nn.init import initialize
 from trainledger.engine.nn.loss import next_token_loss, run_loss
@@ -24,14 +25,7 @@ from trainledger.spec.run import Run
 
 torch.set_num_threads(1)
 
-SIZES = {
-    "vocab_size": 61,
-    "d_model": 24,
-    "n_layers": 2,
-    "attention.n_heads": 4,
-    "feed_forward.d_ff": 40,
-    "max_seq_len": 12,
-}
+SIZES = sizes(V=61, D=24, L=2, H=4, F=40, T=12)
 HEADS = (
     {}, {"tie_embeddings": True}, {"head_bias": True, "vocab_multiple": 64}, {"logit_softcap": 5.0, "logit_scale": 0.5},
 )  # fmt: skip

@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from models import sizes
 from trainledger.engine.nn.transformer import Transformer, build
 from trainledger.spec.model import ModelSpec
 from trainledger.spec.parts import from_fields, with_fields
@@ -16,12 +17,7 @@ torch.set_num_threads(1)
 SPEC = from_fields(
     ModelSpec,
     {
-        "vocab_size": 13,
-        "d_model": 8,
-        "n_layers": 2,
-        "attention.n_heads": 2,
-        "feed_forward.d_ff": 16,
-        "max_seq_len": 12,
+        **sizes(V=13, D=8, L=2, H=2, F=16, T=12),
         "feed_forward": "experts",
         "feed_forward.n_experts": 4,
         "feed_forward.expert_d_ff": 5,

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from models import sizes
 from trainledger.engine.nn.init import initialize
 from trainledger.engine.nn.sample import generate
 from trainledger.engine.nn.transformer import Transformer
@@ -10,17 +11,7 @@ from trainledger.spec.model import ModelSpec
 from trainledger.spec.parts import from_fields
 from trainledger.spec.problem import InvalidInput
 
-SPEC = from_fields(
-    ModelSpec,
-    {
-        "vocab_size": 11,
-        "d_model": 16,
-        "n_layers": 2,
-        "attention.n_heads": 2,
-        "feed_forward.d_ff": 24,
-        "max_seq_len": 12,
-    },
-)
+SPEC = from_fields(ModelSpec, sizes(V=11, D=16, L=2, H=2, F=24, T=12))
 
 
 @pytest.fixture(scope="module")

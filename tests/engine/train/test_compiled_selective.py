@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from models import sizes
 from trainledger.engine.nn.loss import next_token_loss
 from trainledger.engine.nn.transformer import Transformer, build
 from trainledger.engine.train.precision import refuse
@@ -20,17 +21,7 @@ from trainledger.spec.parts import from_fields, with_fields
 from trainledger.spec.recipe import Recipe
 from trainledger.spec.savings import Selective
 
-SPEC = from_fields(
-    ModelSpec,
-    {
-        "vocab_size": 64,
-        "d_model": 32,
-        "n_layers": 4,
-        "attention.n_heads": 2,
-        "feed_forward.d_ff": 64,
-        "max_seq_len": 16,
-    },
-)
+SPEC = from_fields(ModelSpec, sizes(V=64, D=32, L=4, H=2, F=64, T=16))
 RECIPE = Recipe(seq_len=16, global_batch=2, steps=1, compile=True, activation_checkpointing=Selective())
 IDS, TARGETS = (torch.randint(0, 64, (2, 16), generator=torch.Generator().manual_seed(each)) for each in (1, 2))
 

@@ -16,6 +16,7 @@ from rank_witness import model_of, storage_nbytes
 from test_parallel_ranks import FOUR, TWO, TWO_MORE, Case, ledgers_by_rank, sent, tables
 from torch.distributed.tensor.parallel import loss_parallel
 
+from models import sizes
 from trainledger.answers.load import load
 from trainledger.engine.train.optimizer import build_optimizer
 from trainledger.engine.train.parallel.mesh import mesh_of
@@ -26,14 +27,7 @@ from trainledger.spec.run import Run
 from trainledger.trace.distributed import trace_rank
 from trainledger.trace.distributed.collectives import local
 
-WIDE: dict[str, Any] = {
-    "d_model": 1024,
-    "feed_forward.d_ff": 4096,
-    "vocab_size": 8192,
-    "attention.n_heads": 16,
-    "attention.n_kv_heads": 8,
-    "n_layers": 3,
-}
+WIDE: dict[str, Any] = sizes(D=1024, F=4096, V=8192, H=16, KV=8, L=3)
 THOUSAND: dict[str, Case] = {
     "fsdp": ({"shard": 1024}, WIDE, {"global_batch": 2048, "micro_batch": 1}),
     "fsdp x tensor": ({"shard": 128, "tensor": 8, "sequence_parallel": True}, WIDE, {"global_batch": 256}),

@@ -14,6 +14,7 @@ from safetensors.torch import load_file
 from test_guard import assert_same_bits
 from tiny_run import CountingFeed, tiny_run
 
+from models import sizes as model_fields
 from trainledger.engine.nn.init import initialize
 from trainledger.engine.nn.transformer import Transformer
 from trainledger.engine.train.engine import train
@@ -33,12 +34,7 @@ STEPS = 8
 
 def of_width(width: int, *, mup: bool, **fields: Any) -> Run:
     """The tiny run in another width: more heads of 16, and a hidden layer in proportion."""
-    model = {
-        "d_model": width,
-        "attention.n_heads": width // 16,
-        "attention.n_kv_heads": width // 32,
-        "feed_forward.d_ff": 2 * width,
-    }
+    model = model_fields(D=width, H=width // 16, KV=width // 32, F=2 * width)
     usual = {
         "steps": STEPS,
         "schedule": "constant",

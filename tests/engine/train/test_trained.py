@@ -7,6 +7,8 @@ import shutil
 from contextlib import ExitStack
 from dataclasses import replace
 
+from models import sizes
+
 os.environ["HF_HUB_OFFLINE"] = "1"
 
 import pytest
@@ -33,18 +35,7 @@ from trainledger.spec.problem import InvalidInput
 from trainledger.spec.runfile import digest, parse, to_toml
 
 RUN = parse(
-    {
-        "model": {
-            "vocab_size": 260,
-            "d_model": 16,
-            "n_layers": 2,
-            "attention.n_heads": 4,
-            "attention.n_kv_heads": 2,
-            "feed_forward.d_ff": 24,
-            "max_seq_len": 32,
-        },
-        "recipe": {"seq_len": 16, "global_batch": 2, "steps": 4},
-    }
+    {"model": sizes(V=260, D=16, L=2, H=4, KV=2, F=24, T=32), "recipe": {"seq_len": 16, "global_batch": 2, "steps": 4}}
 )
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from models import sizes as model_fields
 from trainledger.answers.load import load
 from trainledger.forecast.explain import account as explain
 from trainledger.forecast.explain.envelope import envelope
@@ -25,14 +26,7 @@ from trainledger.spec.run import Run
 
 pytestmark = pytest.mark.agreement
 
-SMALL = {
-    "vocab_size": 301,
-    "d_model": 48,
-    "n_layers": 3,
-    "attention.n_heads": 6,
-    "feed_forward.d_ff": 100,
-    "max_seq_len": 64,
-}
+SMALL = model_fields(V=301, D=48, L=3, H=6, F=100, T=64)
 RUNS: dict[str, dict[str, Any]] = {
     "llama": {"model": {**SMALL, "attention.n_kv_heads": 2}},
     "one of each": {

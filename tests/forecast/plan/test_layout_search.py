@@ -14,6 +14,7 @@ import pytest
 
 import trainledger as tl
 from drawn import marks
+from models import sizes
 from trainledger.answers.layout import with_layout
 from trainledger.answers.layouts import figures
 from trainledger.answers.load import load
@@ -34,15 +35,7 @@ from trainledger.spec.run import Run
 
 pytestmark = pytest.mark.agreement
 
-SMALL = {
-    "d_model": 64,
-    "attention.n_heads": 8,
-    "attention.n_kv_heads": 2,
-    "feed_forward.d_ff": 96,
-    "vocab_size": 96,
-    "max_seq_len": 64,
-    "n_layers": 4,
-}
+SMALL = sizes(D=64, H=8, KV=2, F=96, V=96, T=64, L=4)
 EXPERTS = {
     **SMALL,
     "feed_forward": "experts",

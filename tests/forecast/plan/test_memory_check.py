@@ -2,6 +2,7 @@
 
 import pytest
 
+from models import sizes
 from trainledger.forecast.plan.memory_model import refuse_beyond
 from trainledger.ledger.step import account
 from trainledger.spec.model import ModelSpec
@@ -10,17 +11,7 @@ from trainledger.spec.problem import InvalidInput
 from trainledger.spec.recipe import Recipe
 from trainledger.spec.run import Run
 
-MODEL = from_fields(
-    ModelSpec,
-    {
-        "vocab_size": 64,
-        "d_model": 32,
-        "n_layers": 6,
-        "attention.n_heads": 4,
-        "feed_forward.d_ff": 64,
-        "max_seq_len": 64,
-    },
-)
+MODEL = from_fields(ModelSpec, sizes(V=64, D=32, L=6, H=4, F=64, T=64))
 
 
 def run(**recipe):

@@ -10,6 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import trainledger as tl
+from models import sizes as model_fields
 from thinned import thinned
 from trainledger.answers.fit import page
 from trainledger.answers.load import load
@@ -28,15 +29,7 @@ from trainledger.spec.rules.run import run_problems
 
 pytestmark = pytest.mark.sweep
 
-MODEL = {
-    "vocab_size": 4096,
-    "d_model": 512,
-    "n_layers": 8,
-    "attention.n_heads": 8,
-    "attention.n_kv_heads": 4,
-    "feed_forward.d_ff": 1536,
-    "max_seq_len": 4096,
-}
+MODEL = model_fields(V=4096, D=512, L=8, H=8, KV=4, F=1536, T=4096)
 
 
 def run_of(model=None, layout=None, device="rtx-3090", **recipe):

@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 from published_configs import CONFIGS
 
 import trainledger as tl
+from models import GPT2 as GPT2_FIELDS
+from models import sizes as model_fields
 from trainledger.spec.convert.huggingface import LARGEST_NBYTES, from_config, left_out, read_json, to_config
 from trainledger.spec.model import ModelSpec
 from trainledger.spec.parts import from_fields, with_fields
@@ -53,14 +55,8 @@ def test_a_published_llama_config():
     assert from_config(LLAMA_32_1B) == from_fields(
         ModelSpec,
         {
+            **model_fields(V=128256, D=2048, L=16, H=32, KV=8, F=8192, T=131072),
             "name": "llama",
-            "vocab_size": 128256,
-            "d_model": 2048,
-            "n_layers": 16,
-            "attention.n_heads": 32,
-            "attention.n_kv_heads": 8,
-            "feed_forward.d_ff": 8192,
-            "max_seq_len": 131072,
             "positions.theta": 500000.0,
             "positions.scaling.factor": 32.0,
             "tie_embeddings": True,
@@ -70,24 +66,7 @@ def test_a_published_llama_config():
 
 def test_the_published_gpt2_config():
     assert from_config(GPT2) == from_fields(
-        ModelSpec,
-        {
-            "name": "gpt2",
-            "vocab_size": 50257,
-            "d_model": 768,
-            "n_layers": 12,
-            "attention.n_heads": 12,
-            "feed_forward.d_ff": 3072,
-            "max_seq_len": 1024,
-            "norm": "layernorm",
-            "norm.bias": True,
-            "feed_forward.activation": "gelu_tanh",
-            "feed_forward.gated": False,
-            "positions": "learned",
-            "attention.bias": True,
-            "feed_forward.bias": True,
-            "tie_embeddings": True,
-        },
+        ModelSpec, model_fields(V=50257, D=768, L=12, H=12, F=3072, T=1024, name="gpt2", **GPT2_FIELDS)
     )
     assert left_out(GPT2) == [
         f"{key} = 0.1 is left out: dropout is recipe.dropout here"

@@ -4,7 +4,7 @@ import os
 import re
 
 import pytest
-from hybrid_configs import HYBRIDS
+from published_configs import HYBRIDS
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 
