@@ -11,8 +11,7 @@ from collections.abc import Iterator
 from trainledger.spec.reading import paths
 from trainledger.spec.runfile import SECTIONS
 from trainledger.web.calculator import Calculator
-from trainledger.web.field import Field
-from trainledger.web.run import CONFIG, FILE
+from trainledger.web.field import CONFIG, FILE, Field
 
 NUMBERS = (
     *"0 -0 -1 1 2 3 7 0.1 1e-9 1e-320 1e9 1e12 1e18 1e24 1e36 1e308 1e309 -1e308 1e9999999999 nan inf -inf".split(),
