@@ -30,99 +30,84 @@ def page(found: MatmulTimes | CopyTimes | CollectiveTimes | LoaderTimes) -> Docu
     return _of_collectives(found) if isinstance(found, CollectiveTimes) else _of_loader(found)
 
 
-def _of_matmuls(matmul_times: MatmulTimes) -> Document:
+def _of_matmuls(times: MatmulTimes) -> Document:
     rates = ("flops_per_second", "bytes_per_second", "intensity")
-    best = {dtype: matmul_times.best(dtype) for dtype in _dtypes(matmul_times)}
+    best = {dtype: times.best(dtype) for dtype in _dtypes(times)}
     return Document(
-        title=f"Matmuls on {matmul_times.title}",
+        title=f"Matmuls on {times.title}",
         sections=sections(
-            f"{matmul_times.title}, {matmul_times.backend}, threads: {matmul_times.threads}",
-            _matmul_table(matmul_times),
-            Facts(tuple(_peaks(matmul_times))),
-            section("", *_costs(matmul_times)),
-            (f"Note: {note}." for note in matmul_times.notes),
+            f"{times.title}, {times.backend}, threads: {times.threads}",
+            _matmul_table(times),
+            Facts(tuple(_peaks(times))),
+            section("", *_costs(times)),
+            (f"Note: {note}." for note in times.notes),
         ),
-        data=lambda: plain(matmul_times, more={MatmulTime: rates}) | {"best_flops_per_second": best},
-        figures=lambda: matmul_charts(matmul_times),
+        data=lambda: plain(times, more={MatmulTime: rates}) | {"best_flops_per_second": best},
+        figures=lambda: matmul_charts(times),
     )
 
 
-def _matmul_table(matmul_times: MatmulTimes) -> Table:
+def _matmul_table(times: MatmulTimes) -> Table:
     """FLOP/s, bytes/s, FLOPs per byte and the share of the best of its dtype, matmul by matmul."""
     columns = ("m x n x k", "dtype", "factors", "one call", "GFLOP/s", "of best", "GB/s", "FLOP/B")
     rows: list[tuple[Cell, ...]] = []
-    for matmul in matmul_times.matmuls:
-        rates = (matmul.flops_per_second / matmul_times.best(matmul.dtype), f"{matmul.bytes_per_second / GIGA:,.2f}")
+    for matmul in times.matmuls:
+        rates = (matmul.flops_per_second / times.best(matmul.dtype), f"{matmul.bytes_per_second / GIGA:,.2f}")
         what = ("x".join(map(str, matmul.shape)), matmul.dtype, matmul.factors, matmul.seconds)
         rows.append((*what, f"{matmul.flops_per_second / GIGA:,.1f}", *rates, f"{matmul.intensity:.3g}"))
     return Table("matmuls", columns, tuple(rows), ("", "", "", "seconds", "", "share"), align="lllrrrrr")
 
 
-def matmul_charts(matmul_times: MatmulTimes) -> list[Chart]:
+def matmul_charts(times: MatmulTimes) -> list[Chart]:
     """The roofline with the measured points, and of a sweep the rate over the size."""
-    charts = [_roofline(matmul_times)]
-    swept = _swept(matmul_times)
+    charts = [_roofline(times)]
+    swept = _swept(times)
     if swept is not None:
         dim, at = swept
         rates = {
-            dtype: sorted(
-                (matmul_time.shape[at], matmul_time.flops_per_second) for matmul_time in _straight(matmul_times, dtype)
-            )
-            for dtype in _dtypes(matmul_times)
+            dtype: sorted((matmul.shape[at], matmul.flops_per_second) for matmul in _straight(times, dtype))
+            for dtype in _dtypes(times)
         }
-        best = max(
-            _straight(matmul_times, _dtypes(matmul_times)[0]), key=lambda matmul_time: matmul_time.flops_per_second
-        )
+        best = max(_straight(times, _dtypes(times)[0]), key=lambda matmul: matmul.flops_per_second)
         charts.append(sweep_chart(rates, dim, best.shape[at], SWEEP))
     return charts
 
 
-def _roofline(matmul_times: MatmulTimes) -> Chart:
+def _roofline(times: MatmulTimes) -> Chart:
     """FLOP/s over FLOPs per byte of measured matmuls, under the roof of each dtype: its best matmul, a large copy."""
-    low = min(LEAST, *(matmul.intensity / ROOM for matmul in matmul_times.matmuls))
-    high = max(MOST, *(matmul.intensity * ROOM for matmul in matmul_times.matmuls))
+    low = min(LEAST, *(matmul.intensity / ROOM for matmul in times.matmuls))
+    high = max(MOST, *(matmul.intensity * ROOM for matmul in times.matmuls))
     marks = []
-    for at, dtype in enumerate(dict.fromkeys(matmul.dtype for matmul in matmul_times.matmuls)):
+    for at, dtype in enumerate(dict.fromkeys(matmul.dtype for matmul in times.matmuls)):
         colour = COLOURS[at % len(COLOURS)]
-        marks.append(
-            roof(
-                dtype,
-                matmul_times.title,
-                matmul_times.best(dtype),
-                matmul_times.memory_bytes_per_second,
-                (low, high),
-                colour,
-            )
-        )
+        marks.append(roof(dtype, times.title, times.best(dtype), times.memory_bytes_per_second, (low, high), colour))
         for name, straight, symbol in (("factors by rows", True, "circle"), ("others", False, "circle-open")):
             own = [
-                matmul
-                for matmul in matmul_times.matmuls
-                if matmul.dtype == dtype and (matmul.factors == STRAIGHT) == straight
+                matmul for matmul in times.matmuls if matmul.dtype == dtype and (matmul.factors == STRAIGHT) == straight
             ]
             if own:
                 said = [
-                    f"{' x '.join(map(str, matmul_time.shape))}, {matmul_time.factors}: "
-                    f"{format_flops_per_second(matmul_time.flops_per_second)}"
-                    for matmul_time in own
+                    f"{' x '.join(map(str, matmul.shape))}, {matmul.factors}: "
+                    f"{format_flops_per_second(matmul.flops_per_second)}"
+                    for matmul in own
                 ]
-                rates = [matmul_time.flops_per_second / TERA for matmul_time in own]
-                places = [matmul_time.intensity for matmul_time in own]
+                rates = [matmul.flops_per_second / TERA for matmul in own]
+                places = [matmul.intensity for matmul in own]
                 marks.append(Line(places, rates, f"{dtype}, {name}", colour, 0, symbol=symbol, said=said))
     return Chart(ROOFLINE, tuple(marks), INTENSITY, RATE)
 
 
-def _dtypes(matmul_times: MatmulTimes) -> list[str]:
-    return list(dict.fromkeys(matmul.dtype for matmul in matmul_times.matmuls))
+def _dtypes(times: MatmulTimes) -> list[str]:
+    return list(dict.fromkeys(matmul.dtype for matmul in times.matmuls))
 
 
-def _straight(matmul_times: MatmulTimes, dtype: str) -> list[MatmulTime]:
-    return [matmul for matmul in matmul_times.matmuls if matmul.dtype == dtype and matmul.factors == STRAIGHT]
+def _straight(times: MatmulTimes, dtype: str) -> list[MatmulTime]:
+    return [matmul for matmul in times.matmuls if matmul.dtype == dtype and matmul.factors == STRAIGHT]
 
 
-def _swept(matmul_times: MatmulTimes) -> tuple[str, int] | None:
+def _swept(times: MatmulTimes) -> tuple[str, int] | None:
     """The one size that differs among all matmuls with straight factors, and its place in the shape."""
-    shapes = {matmul.shape for matmul in matmul_times.matmuls if matmul.factors == STRAIGHT}
+    shapes = {matmul.shape for matmul in times.matmuls if matmul.factors == STRAIGHT}
     differ = [at for at in range(3) if len({shape[at] for shape in shapes}) == len(shapes)]
     if len(shapes) < 3 or not differ or len({shape[0] for shape in shapes}) not in (1, len(shapes)):
         return None
@@ -131,60 +116,55 @@ def _swept(matmul_times: MatmulTimes) -> tuple[str, int] | None:
     return ("n = k", 1) if differ == [1, 2] and all(shape[1] == shape[2] for shape in shapes) else None
 
 
-def _peaks(matmul_times: MatmulTimes) -> Iterator[tuple[str, str]]:
-    for dtype in _dtypes(matmul_times):
-        best, memory = matmul_times.best(dtype), matmul_times.memory_bytes_per_second
+def _peaks(times: MatmulTimes) -> Iterator[tuple[str, str]]:
+    for dtype in _dtypes(times):
+        best, memory = times.best(dtype), times.memory_bytes_per_second
         ridge = f"the roofline turns at {best / memory:.3g} FLOPs per byte"
         yield f"best {dtype}", f"{format_flops_per_second(best)}; {ridge}"
-    yield "memory", f"{format_nbytes(matmul_times.memory_bytes_per_second)}/s copied, read and write"
+    yield "memory", f"{format_nbytes(times.memory_bytes_per_second)}/s copied, read and write"
 
 
-def _costs(matmul_times: MatmulTimes) -> Iterator[str]:
+def _costs(times: MatmulTimes) -> Iterator[str]:
     """What shape, layout and dtype cost, each as a sentence."""
-    for dtype in _dtypes(matmul_times):
-        straight = {matmul_time.shape: matmul_time for matmul_time in _straight(matmul_times, dtype)}
-        cubes = {shape[0]: matmul_time for shape, matmul_time in straight.items() if len(set(shape)) == 1}
+    for dtype in _dtypes(times):
+        straight = {matmul.shape: matmul for matmul in _straight(times, dtype)}
+        cubes = {shape[0]: matmul for shape, matmul in straight.items() if len(set(shape)) == 1}
         for size, cube in cubes.items():
             good = [other for other in cubes if other > size and other % 64 == 0 and other <= size * (1 + _NEAR)]
             if size % 64 and good:
                 share = cube.flops_per_second / cubes[good[0]].flops_per_second
                 yield f"{dtype}: {size} cubed runs at {format_percent(share)} of the rate of {good[0]} cubed."
-        for matmul in matmul_times.matmuls:
+        for matmul in times.matmuls:
             if matmul.dtype == dtype and matmul.factors != STRAIGHT and matmul.shape in straight:
                 share = matmul.flops_per_second / straight[matmul.shape].flops_per_second
                 shape = "x".join(map(str, matmul.shape))
                 yield f"{dtype}: {matmul.factors} runs at {format_percent(share)} of {STRAIGHT} ({shape})."
-    if {"fp32", "bf16"} <= set(_dtypes(matmul_times)):
-        wide, narrow = (
-            {matmul_time.shape: matmul_time for matmul_time in _straight(matmul_times, name)}
-            for name in ("fp32", "bf16")
-        )
+    if {"fp32", "bf16"} <= set(_dtypes(times)):
+        wide, narrow = ({matmul.shape: matmul for matmul in _straight(times, name)} for name in ("fp32", "bf16"))
         largest = max(wide.keys() & narrow.keys(), key=lambda each: (prod(each), each))
-        times = narrow[largest].flops_per_second / wide[largest].flops_per_second
-        yield f"bf16 runs at {times:.2f} times the rate of fp32 ({'x'.join(map(str, largest))})."
+        faster = narrow[largest].flops_per_second / wide[largest].flops_per_second
+        yield f"bf16 runs at {faster:.2f} times the rate of fp32 ({'x'.join(map(str, largest))})."
 
 
 IN_MEMORY = "Copies in memory over their bytes"
 
 
-def _of_copies(copy_times: CopyTimes) -> Document:
+def _of_copies(times: CopyTimes) -> Document:
     """Every copy with its bytes, seconds and rate; pinned over pageable, strided against contiguous as sentences."""
     return Document(
-        title=f"Copies on {copy_times.title}",
+        title=f"Copies on {times.title}",
         sections=sections(
-            f"{copy_times.title}, {copy_times.backend}, threads: {copy_times.threads}",
+            f"{times.title}, {times.backend}, threads: {times.threads}",
             section(
-                "In memory (bytes read and written)",
-                _copy_table("memory", copy_times.memory),
-                *_compared(copy_times.memory),
+                "In memory (bytes read and written)", _copy_table("memory", times.memory), *_compared(times.memory)
             ),
-            section("Host and device", _copy_table("device", copy_times.device), *_pinned(copy_times.device)),
-            None if any(copy_time.seconds for copy_time in copy_times.device) else _of_evidence(),
-            section("Disk", _copy_table("disk", copy_times.disk)),
-            (f"Note: {note}." for note in copy_times.notes),
+            section("Host and device", _copy_table("device", times.device), *_pinned(times.device)),
+            None if any(copy.seconds for copy in times.device) else _of_evidence(),
+            section("Disk", _copy_table("disk", times.disk)),
+            (f"Note: {note}." for note in times.notes),
         ),
-        data=lambda: plain(copy_times, more={CopyTime: ("bytes_per_second",)}),
-        figures=lambda: [_copy_chart(copy_times.memory)],
+        data=lambda: plain(times, more={CopyTime: ("bytes_per_second",)}),
+        figures=lambda: [_copy_chart(times.memory)],
     )
 
 
@@ -208,9 +188,9 @@ def _compared(rows: Sequence[CopyTime]) -> Iterator[str]:
     contiguous = largest.pop("copy, contiguous", None)
     if contiguous is None or contiguous.seconds is None:
         return
-    for what, copy_time in largest.items():
-        if copy_time.seconds is not None:
-            times = copy_time.seconds / contiguous.seconds
+    for what, copy in largest.items():
+        if copy.seconds is not None:
+            times = copy.seconds / contiguous.seconds
             yield f"{what} takes {times:.2f} times as long as a contiguous copy of {format_nbytes(most)}."
     views = [row.seconds for row in rows if not row.nbytes and row.seconds is not None]
     if views:
@@ -230,10 +210,8 @@ def _copy_chart(rows: Sequence[CopyTime]) -> Chart:
     marks = []
     for at, what in enumerate(dict.fromkeys(row.what for row in rows if row.nbytes)):
         own = [row for row in rows if row.what == what and row.bytes_per_second is not None]
-        rates = [(copy_time.bytes_per_second or 0.0) / GIGA for copy_time in own]
-        marks.append(
-            Line([copy_time.nbytes for copy_time in own], rates, what, COLOURS[at % len(COLOURS)], symbol="circle")
-        )
+        rates = [(copy.bytes_per_second or 0.0) / GIGA for copy in own]
+        marks.append(Line([copy.nbytes for copy in own], rates, what, COLOURS[at % len(COLOURS)], symbol="circle"))
     return Chart(IN_MEMORY, tuple(marks), Axis("bytes read and written", log=True), Axis("GB/s", zero=True))
 
 

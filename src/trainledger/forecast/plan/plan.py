@@ -89,22 +89,10 @@ def _rows(account: RunAccount, peak_nbytes: int) -> Iterator[RuleOfThumb]:
     count, n = account.parameters, _n(run)
     blocks = thumb.block_parameters(d, L)
     table = spec.vocab_size * d
-    yield RuleOfThumb(
-        "parameters",
-        "12 d^2 L + V d",
-        "count",
-        blocks + table,
-        count.total,
-        "assumes d_ff = 4 d without a gate, as many key-value as query heads, and one embedding matrix",
-    )
-    yield RuleOfThumb(
-        "parameters",
-        "12 d^2 L",
-        "count",
-        blocks,
-        count.total - count.outside,
-        "layers alone; the same assumptions, and no norms or biases",
-    )
+    why = "assumes d_ff = 4 d without a gate, as many key-value as query heads, and one embedding matrix"
+    yield RuleOfThumb("parameters", "12 d^2 L + V d", "count", blocks + table, count.total, why)
+    why = "layers alone; the same assumptions, and no norms or biases"
+    yield RuleOfThumb("parameters", "12 d^2 L", "count", blocks, count.total - count.outside, why)
     flops = ledger.by("phase", "model_flops")
     per_token, forward = sum(flops.values()) / ledger.tokens, flops.get("forward", 0) / ledger.tokens
     kept = ledger.kept_nbytes
@@ -117,39 +105,26 @@ def _rows(account: RunAccount, peak_nbytes: int) -> Iterator[RuleOfThumb]:
     beside = f"; forwards beside the model's are {2 * forwards} {n} more" if forwards else ""
     if run.teacher is not None:
         beside = f"; the teacher's forward is {format_count(2 * parameters(run.teacher).active)} more"
+    why = f"no attention scores; counts the input embedding as a matmul{beside}"
     yield RuleOfThumb(
-        "FLOPs per token",
-        f"2 {n}, forward",
-        "flops",
-        thumb.forward_flops_per_token(count.active),
-        forward,
-        f"no attention scores; counts the input embedding as a matmul{beside}",
+        "FLOPs per token", f"2 {n}, forward", "flops", thumb.forward_flops_per_token(count.active), forward, why
     )
     idle += beside
     yield RuleOfThumb("FLOPs per token", f"6 {n}", "flops", six, per_token, f"no attention scores{idle}")
-    yield RuleOfThumb(
-        "FLOPs per token",
-        f"6 {n} + 12 L d T",
-        "flops",
-        six + attention,
-        per_token,
-        f"counts the input embedding as a matmul; assumes n_heads x head size = d_model{idle}",
-    )
+    why = f"counts the input embedding as a matmul; assumes n_heads x head size = d_model{idle}"
+    yield RuleOfThumb("FLOPs per token", f"6 {n} + 12 L d T", "flops", six + attention, per_token, why)
+    why = "assumes 16-bit activations, unfused attention, GELU, d_ff = 4 d, dropout; leaves out the logits"
     yield RuleOfThumb(
         "kept for backward",
         "L B T d (34 + 5 H T / d)",
         "nbytes",
         thumb.activation_nbytes(L, run.device_batch, T, d, spec.attention.n_heads),
         kept,
-        "assumes 16-bit activations, unfused attention, GELU, d_ff = 4 d, dropout; leaves out the logits",
+        why,
     )
+    why = "counts one tensor of each block"
     yield RuleOfThumb(
-        "kept for backward",
-        "2 B T d L",
-        "nbytes",
-        thumb.activation_nbytes_napkin(L, run.device_batch, T, d),
-        kept,
-        "counts one tensor of each block",
+        "kept for backward", "2 B T d L", "nbytes", thumb.activation_nbytes_napkin(L, run.device_batch, T, d), kept, why
     )
     static = in_any_memory(ledger.resident)
     gradients = nbytes_in(N, recipe.precision.gradients)
@@ -157,22 +132,10 @@ def _rows(account: RunAccount, peak_nbytes: int) -> Iterator[RuleOfThumb]:
     if recipe.optimizer.kind in ("adamw", "adam"):
         rule, nbytes = _static(account)
         frozen_too = "; frozen weights in 16 bits" if recipe.lora is not None else ""
-        yield RuleOfThumb(
-            "static state",
-            rule,
-            "nbytes",
-            nbytes,
-            states,
-            f"assumes 4 bytes of a parameter, 4 of its gradient and 8 of its moments{frozen_too}; no step counters",
-        )
-        yield RuleOfThumb(
-            "memory at the peak",
-            rule,
-            "nbytes",
-            nbytes,
-            peak_nbytes,
-            "no activations, logits, scratch; and gradients need not all exist at the peak",
-        )
+        why = f"assumes 4 bytes of a parameter, 4 of its gradient and 8 of its moments{frozen_too}; no step counters"
+        yield RuleOfThumb("static state", rule, "nbytes", nbytes, states, why)
+        why = "no activations, logits, scratch; and gradients need not all exist at the peak"
+        yield RuleOfThumb("memory at the peak", rule, "nbytes", nbytes, peak_nbytes, why)
 
 
 def _static(account: RunAccount) -> tuple[str, int]:
