@@ -73,6 +73,7 @@ def rule(formula: str, source: str, leaves_out: str) -> Callable[[Function], Fun
     return named
 
 
+# Written down and not derived from `optimizers/optimizers.toml`: a rule of thumb is what the ledger is compared with.
 _WRITTEN: dict[str, dict[str, Any]] = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
 STATES = {name: StateRecipe(name, **row) for name, row in _WRITTEN.items()}
 
@@ -234,6 +235,7 @@ def _six_n(run: Run, ledger: Ledger) -> Int:
 
 def _six_n_and_attention(run: Run, ledger: Ledger) -> Int:
     width: Int = 0  # of the heads of all layers
+    # Global layers may have heads of their own (attention.in_global), so that widths are added up layer by layer.
     for segment in segments(run.model):
         for spec in (run.model.of_layers(kind.window) for kind in segment.kinds if kind.attends):
             width += segment.count * spec.attention.n_heads * spec.head_size

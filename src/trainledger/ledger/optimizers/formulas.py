@@ -38,10 +38,12 @@ def formulas_of(optimizer: Optimizer, *, matrix: bool = True) -> tuple[str, ...]
     >>> formulas_of(AdamW(), matrix=False)[0]
     'm = beta1 * m + (1 - beta1) * g'
     """
+    # Muon is of matrices; the engine gives vectors to AdamW (`groups_of`).
     kind = optimizer.kind if matrix or optimizer.kind != "muon" else "adamw"
     holds = {name for name in _OPTIONS if getattr(optimizer, name)} | {"matrix" if matrix else "vector"}
     lines = []
     for line in filter(None, map(str.strip, RULES[kind].formulas.splitlines())):
+        # A loop of Python has a colon that ends no condition.
         condition, _, text = line.rpartition(": ") if line[:4] != "for " else ("", "", line)
         if condition and (condition.removeprefix("not-") in holds) == condition.startswith("not-"):
             continue

@@ -128,6 +128,8 @@ class Rule:
     kernel: str = ""  # of another rule, that fused updates run
 
 
+# A table: its lines are a language of their own, and what a paper writes stands beside what torch runs, so that a test
+# executes the one and counts the other.
 _WRITTEN: dict[str, dict[str, Any]] = tomllib.loads(
     Path(__file__).with_name("optimizers.toml").read_text(encoding="utf-8")
 )
@@ -135,6 +137,7 @@ _WRITTEN: dict[str, dict[str, Any]] = tomllib.loads(
 
 def _whole(row: dict[str, Any]) -> Rule:
     """The rule of a row, with what it does not say of the one that it is like."""
+    # Only what differs is written: Adam's lines stand once for its four kinds.
     if "like" in row:
         return replace(_whole(_WRITTEN[row["like"]]), **{key: value for key, value in row.items() if key != "like"})
     return Rule(**row)
@@ -142,6 +145,7 @@ def _whole(row: dict[str, Any]) -> Rule:
 
 RULES = {name: _whole(row) for name, row in _WRITTEN.items()}
 _AMSGRAD = 14  # adam, and the larger of v and the largest so far
+# An option and no optimizer, but a trace finds the kernels of Adam with it (`trace.operators.table`).
 UPDATE_FLOPS_PER_PARAMETER = {name: rule.flops for name, rule in RULES.items()} | {"amsgrad": _AMSGRAD}
 
 
@@ -150,6 +154,7 @@ def moments_of(rule: str, recipe: Recipe) -> tuple[str, ...]:
     names = tuple(RULES[rule].moments)
     if recipe.optimizer.amsgrad:
         names += ("max_exp_avg_sq",)
+    # torch.optim.RMSprop makes these two where its options ask for them, in this order (torch/optim/rmsprop.py, 2.13).
     if rule == "rmsprop":
         names += ("momentum_buffer",) if recipe.optimizer.momentum else ()
         names += ("grad_avg",) if recipe.optimizer.centered else ()
