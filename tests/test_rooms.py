@@ -146,21 +146,21 @@ def test_tensors_are_described_without_torch() -> None:
 # The most files, lines of code and lines of imports of each room (`python tools/house.py` counts them). A commit that
 # raises a number says why in its message, and lowers another.
 CEILINGS: dict[str, tuple[int, int, int]] = {
-    "answers": (82, 11757, 1403),
+    "answers": (82, 11697, 1403),
     "catalog": (3, 268, 23),
-    "cli": (15, 2132, 345),
+    "cli": (15, 2095, 347),
     "engine": (70, 10670, 1126),
-    "forecast": (58, 10215, 901),
-    "ledger": (51, 8123, 623),
-    "observe": (40, 5859, 628),
-    "report": (13, 1722, 145),
-    "spec": (55, 8871, 491),
+    "forecast": (58, 10049, 908),
+    "ledger": (51, 7950, 630),
+    "observe": (40, 5750, 634),
+    "report": (13, 1685, 146),
+    "spec": (55, 8711, 496),
     "tensors": (10, 1946, 108),
-    "trace": (51, 9248, 770),
-    "web": (28, 3935, 495),
+    "trace": (50, 9217, 766),
+    "web": (28, 3238, 478),
 }
 # Of the whole: files, lines, ``fmt: skip``, short files with a single importer in their folder.
-MOST_FILES, MOST_LINES, MOST_SKIPS, MOST_LONE = 478, 104811, 150, 6
+MOST_FILES, MOST_LINES, MOST_SKIPS, MOST_LONE = 477, 103228, 150, 6
 
 
 @pytest.mark.parametrize("room", CEILINGS)
@@ -228,7 +228,7 @@ def lines_of(paths: Iterable[Path]) -> int:
     return sum(path.read_text(encoding="utf-8").count("\n") for path in paths)
 
 
-MOST_TEST_LINES = 76_362
+MOST_TEST_LINES = 75_248
 
 
 def test_tests_keep_below_their_ceiling() -> None:
