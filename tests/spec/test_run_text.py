@@ -28,6 +28,14 @@ def test_overrides_make_the_other_run_whatever_the_defaults_of_its_parts_are(kin
         assert again.recipe == b.recipe
 
 
+def test_overrides_give_a_run_a_teacher_and_take_it_away() -> None:
+    plain, taught = tl.load(RUN), tl.load(RUN, {"teacher.preset": "gpt2-medium"})
+    assert taught.recipe.objective.kind == "distillation"
+    for a, b in ((plain, taught), (taught, plain)):
+        assert tl.load(a, overrides(a, b)) == b
+    assert overrides(taught, plain) == ("recipe.objective=next-token", "teacher=")
+
+
 @pytest.mark.parametrize(
     ("axes", "says"), [({"shard": 2048, "pipeline": 4}, True), ({"shard": 2048, "tensor": 4}, False)]
 )

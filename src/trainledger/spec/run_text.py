@@ -60,9 +60,9 @@ def overrides(a: Run, b: Run) -> tuple[str, ...]:
     theirs, found = runfile.flat(b), {}
     for difference in differences(a, b):
         path = difference.field
-        while path not in theirs:  # a field of a part that the other run has in another kind, or not at all
+        while path not in theirs and "." in path:  # of a part that the other run has in another kind, or not at all
             path = path.rpartition(".")[0]
-        found[path] = theirs[path]
+        found[path] = theirs.get(path, "")  # nothing is left of a section
     chosen_there = [f"{name}.{path}" for name, part in runfile.sections_of(b).items() for path in chosen(part)]
     for part in tuple(found):  # a part of another kind begins with the defaults of that kind
         found |= {path: theirs[path] for path in chosen_there if path.startswith(f"{part}.")}

@@ -23,6 +23,7 @@ from trainledger.ledger.ranks import figures
 from trainledger.ledger.step import account
 from trainledger.observe.measure.meter import StepMeter
 from trainledger.spec.parts import with_fields
+from trainledger.spec.problem import InvalidInput
 from trainledger.spec.run import Run
 
 TEACHER = {"d_model": 48, "n_layers": 3, "norm": "layernorm", "positions": "learned", "feed_forward.d_ff": 80}
@@ -94,5 +95,8 @@ def test_a_student_that_is_its_teacher_has_nothing_to_learn(tmp_path: Path) -> N
     train(run, tmp_path / "run", open_feed=CountingFeed)
     lines = curve(tmp_path / "run")
     assert [line["loss"] for line in lines if "loss" in line] == [pytest.approx(0, abs=1e-6)]
+    other = replace(run, teacher=with_fields(run.model, {"d_model": 48}))
+    with pytest.raises(InvalidInput, match=r"recipe\.objective\.teacher_weights: .* does not fit the run's model"):
+        train(other, tmp_path / "other", open_feed=CountingFeed)
     held_out = [line["validation_loss"] for line in lines if "validation_loss" in line]
     assert held_out[-1] == pytest.approx(np.log(64), rel=0.05)  # of the next token, which nobody has learned

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -287,14 +288,21 @@ def _compare_with_reference(run: Run, model: Transformer, ranks: Ranks, mesh: De
     if recipe.objective.reference is None:
         return
     beside = run.reference or (run if recipe.lora is None else None)
-    if beside is not None and mesh is None:
-        with ranks.device:
-            reference = add_reference(model, beside)
-        _begun(beside, reference, lambda sentence: None)
-    elif beside is not None and mesh is not None:
-        reference = reference_on_rank(beside, model, mesh, ranks.device)
-        if beside.recipe.initial_weights is not None:
-            ranks.together(lambda: start_from(beside, reference, lambda sentence: None))
+    try:
+        if beside is not None and mesh is None:
+            with ranks.device:
+                reference = add_reference(model, beside)
+            _begun(beside, reference, lambda sentence: None)
+        elif beside is not None and mesh is not None:
+            reference = reference_on_rank(beside, model, mesh, ranks.device)
+            if beside.recipe.initial_weights is not None:
+                ranks.together(lambda: start_from(beside, reference, lambda sentence: None))
+    except InvalidInput as error:
+        if run.teacher is None:
+            raise
+        own, named = "recipe.initial_weights", "recipe.objective.teacher_weights"
+        problems = [replace(problem, field=problem.field.replace(own, named)) for problem in error.problems]
+        raise InvalidInput(problems, error.where.replace(own, named)) from None
     if recipe.objective.reference == "precomputed":
         assert isinstance(feed, Pairs), "only pairs are compared with a reference once"
         with autocast(recipe.precision, ranks.device):
