@@ -149,7 +149,7 @@ CEILINGS: dict[str, tuple[int, int, int]] = {
     "answers": (82, 11697, 1403),
     "catalog": (3, 268, 23),
     "cli": (15, 2095, 347),
-    "engine": (70, 10670, 1126),
+    "engine": (70, 10678, 1127),
     "forecast": (58, 10049, 908),
     "ledger": (51, 7950, 630),
     "observe": (40, 5750, 634),
@@ -160,7 +160,7 @@ CEILINGS: dict[str, tuple[int, int, int]] = {
     "web": (28, 3238, 478),
 }
 # Of the whole: files, lines, ``fmt: skip``, short files with a single importer in their folder.
-MOST_FILES, MOST_LINES, MOST_SKIPS, MOST_LONE = 477, 103228, 150, 6
+MOST_FILES, MOST_LINES, MOST_SKIPS, MOST_LONE = 477, 103236, 150, 6
 
 
 @pytest.mark.parametrize("room", CEILINGS)
@@ -228,7 +228,7 @@ def lines_of(paths: Iterable[Path]) -> int:
     return sum(path.read_text(encoding="utf-8").count("\n") for path in paths)
 
 
-MOST_TEST_LINES = 75_248
+MOST_TEST_LINES = 75_260
 
 
 def test_tests_keep_below_their_ceiling() -> None:
