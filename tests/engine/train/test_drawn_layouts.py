@@ -95,7 +95,7 @@ def differences(rank: RankFigures, run: Run) -> list[str]:
     """What a rank has metered otherwise than its account says, beyond what is known of torch.
 
     * Stages keep and hold otherwise than their account, and what is kept is told by phase: test_pipeline_witness.py.
-    * Of tensor ranks DTensor keeps another copy of the targets.
+    * Of tensor ranks DTensor keeps other copies of the targets at the loss: up to 96 bytes a token were seen.
     * gloo reduces and scatters in a copy of its input.
     """
     mine, meant, layout = rank.measured, rank.predicted, run.layout
@@ -105,6 +105,7 @@ def differences(rank: RankFigures, run: Run) -> list[str]:
             found.append("kept_nbytes")
         account = account_of(run, rank.rank, kernels="cpu").ledger
         copied = max((each.payload for each in account if each.name == "reduce_scatter"), default=0)
+        copied += 96 * run.device_batch * run.recipe.seq_len if layout.tensor > 1 else 0
         if not 0.99 * meant.peak_nbytes <= mine.peak_nbytes <= 1.01 * meant.peak_nbytes + copied:
             found.append("peak_nbytes")
     return [f"rank {rank.rank} {each}: {getattr(meant, each)}, metered {getattr(mine, each)}" for each in found]
