@@ -102,7 +102,8 @@ def _plans(source: Source, sets: Overrides, found: Fit) -> bool:
 def page(fit: Fit) -> Document:
     """Whether the run fits, and the largest of each recipe; what limits each is a detail."""
     detailed = [fit.rows[0], *fit.rows[1:][-1:]]
-    changes = tuple(f"{row.name}: {' '.join(f'--set {change}' for change in row.settings)}" for row in fit.rows[1:])
+    rows = fit.rows[1:] if fit.nearest is None else fit.rows[1:][-1:]  # each has the changes of those before it
+    changes = tuple(f"{row.name}: {' '.join(f'--set {change}' for change in row.settings)}" for row in rows)
     model, *step, needs = about(fit)[: 2 + len(of_run(fit.run))]
     return Document(
         title=f"What fits of {fit.run.model.name}",
