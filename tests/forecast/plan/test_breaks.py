@@ -230,7 +230,7 @@ def test_the_search_finds_the_first_value_beyond_any_curve(power: float, most: i
         return Reading(float(other.recipe.seq_len) ** power, float(most) ** power, "exact")
 
     asked = []
-    curve = Limit("curve", "share", "", "", "", False, lambda *each: asked.append(each) or read(*each))  # type: ignore[func-returns-value]
+    curve = Limit("curve", "share", "", "", "", lambda *each: asked.append(each) or read(*each), "", False)  # type: ignore[func-returns-value]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(breaks_module, "LIMITS", (curve,))
         found = tl.breaks(run, along=["sequence"], keep_tokens=False)
@@ -278,7 +278,7 @@ def test_of_a_share_that_goes_up_and_down_the_first_edge_is_found(depth: float, 
         return Reading(amount(other.model.vocab_size), (most - 50304) / 128, "exact")
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(breaks_module, "LIMITS", (Limit("curve", "share", "", "", "", False, read),))
+        patch.setattr(breaks_module, "LIMITS", (Limit("curve", "share", "", "", "", read, "", False),))
         found = tl.breaks(tl.load(ACROSS_NODES), along=["vocabulary"])
     beyond = next(rows for rows in range(50304, 10**7, 128) if amount(rows) > (most - 50304) / 128)
     assert [each.breaks for each in found.along[0].breaks] == [beyond]
