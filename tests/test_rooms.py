@@ -228,7 +228,7 @@ def lines_of(paths: Iterable[Path]) -> int:
     return sum(path.read_text(encoding="utf-8").count("\n") for path in paths)
 
 
-MOST_TEST_LINES = 75_262
+MOST_TEST_LINES = 75_264
 
 
 def test_tests_keep_below_their_ceiling() -> None:
