@@ -76,6 +76,7 @@ def test_a_verb_has_the_options_of_its_question_and_no_other(name: str) -> None:
         "--count",
         "--price",
         "--method",
+        "--teacher",
         "--plot",
         "--full",
         "--json",

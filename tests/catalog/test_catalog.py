@@ -473,7 +473,8 @@ def test_a_caller_that_changes_its_copy_changes_no_other():
         ("NVIDIA H100 80GB HBM3", "h100-sxm"), ("NVIDIA H100 PCIe", "h100-pcie"), ("A100-SXM4-40GB", "a100-sxm-40gb"),
         ("a100-80gb", "a100-sxm-80gb"), ("b200-sxm", "b200"), ("Tesla T4", "t4"), ("h200-141gb", "h200"),
         ("l40", "l40"), ("a6000", "rtx-a6000"), ("GH200-144GB", "gh200-144gb"),
-        ("a10", None), ("h100-40gb", None), ("a100-pcie", None), ("h1000", None), ("sxm", None),
+        ("a10", "a10"), ("a100-80g", "a100-sxm-80gb"), ("GB200 NVL72", "gb200"), ("RTX 6000 Ada", "rtx-6000-ada"),
+        ("v6e-8", None), ("h100-40gb", None), ("a100-pcie", None), ("h1000", None), ("sxm", None),
     ],
 )  # fmt: skip
 def test_a_device_as_people_and_drivers_write_it(written, meant):

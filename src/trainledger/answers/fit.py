@@ -88,10 +88,12 @@ def fit(
 
 
 def _plans(source: Source, sets: Overrides, found: Fit) -> bool:
-    """Whether a plan takes the run on another device; where XLA compiles the step there, whether that fits too."""
+    """Whether a plan takes the run on another device; where XLA compiles the step there, or another precision is usual,
+    whether that fits too."""
     try:
         run = defaults.of_full_rows(resolve(source, sets, purpose=defaults.FIT, search=False))
-        if run.recipe.of_xla is found.run.recipe.of_xla:
+        recipe, other = run.recipe, found.run.recipe
+        if recipe.of_xla is other.of_xla and recipe.precision == other.precision:
             return True
         forecast = planned(run).forecast
     except InvalidInput:

@@ -108,7 +108,7 @@ def fits(
     (True, '3.14 GB of 15.63 GB usable, of which optimizer state 995.5 MB')
     >>> larger = fits("gpt2", "t4", overrides={"recipe.global_batch": 16})
     >>> bool(larger), larger.nearest
-    (False, ('recipe.activation_checkpointing=full',))
+    (False, ('recipe.loss=compiled', 'recipe.compile=true'))
     """
     began, given = process_time(), with_cluster(overrides, device=device, count=count, method=method)
     asked = resolve(run, given, search=False)

@@ -56,7 +56,10 @@ def test_a_rate_that_is_not_known_is_said_once_and_memory_is_counted_all_the_sam
     answer = on_device(Ledger((matmul,)), catalog.device("v100-pcie"))
     assert answer.step.seconds is None
     assert (answer.mfu, answer.hfu, answer.bars, answer.bottleneck) == (None, None, (), None)
-    assert answer.notes == ("no step time: NVIDIA V100 PCIe 16GB has no peak for bf16 on record (it has fp16, fp32)",)
+    assert answer.notes == (
+        "no step time: NVIDIA V100 PCIe 16GB has no peak for bf16 on record (it has fp16, fp32); trainers take fp16 "
+        "there: recipe.precision = fp16-mixed",
+    )
     assert answer.memory.fits
 
 

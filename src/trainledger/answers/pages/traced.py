@@ -105,6 +105,7 @@ def split(ledger: Ledger, by: str, top: int = LONGEST) -> Table:
     if by == "category":
         return Table(by, ("category at its most", "bytes"), tuple(highest(ledger).items()), units=("", "nbytes"))
     amounts = {name: ledger.by(by, name) for name in ("flops", "read", "written", "kept")}
+    amounts["kept"] = {label: kept // ledger.micro_batches for label, kept in amounts["kept"].items()}  # as the total
     labels = sorted(amounts["flops"], key=lambda amount: (-amounts["flops"][amount], -amounts["written"][amount]))
     rows: list[tuple[Cell, ...]] = [
         (_label(label, by), *(amounts[name][label] for name in amounts)) for label in labels[:top]
