@@ -160,7 +160,7 @@ CEILINGS: dict[str, tuple[int, int, int]] = {
     "web": (28, 3238, 478),
 }
 # Of the whole: files, lines, ``fmt: skip``, short files with a single importer in their folder.
-MOST_FILES, MOST_LINES, MOST_SKIPS, MOST_LONE = 477, 103240, 150, 6
+MOST_FILES, MOST_LINES, MOST_SKIPS, MOST_LONE = 477, 103240, 110, 6
 
 
 @pytest.mark.parametrize("room", CEILINGS)
