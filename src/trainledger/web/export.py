@@ -186,7 +186,7 @@ def _source_files() -> Iterator[tuple[str, Path]]:
         yield f"tomli_w/{path.name}", path
     for room in ROOMS:
         place = root / room
-        for path in sorted(place.rglob("*")) if place.is_dir() else [place.with_suffix(".py")]:
+        for path in sorted(place.rglob("*") if place.is_dir() else root.glob(f"{room}.py*")):
             within = path.relative_to(root)
             served = within.parts[0] == "web" and (within.parts[1] == "page" or within.stem in _NOT_ASKED)
             if path.is_file() and "__pycache__" not in within.parts and not served:
