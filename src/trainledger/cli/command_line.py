@@ -9,12 +9,10 @@ from __future__ import annotations
 
 import os
 import sys
-import tomllib
 from collections.abc import Sequence
 from dataclasses import replace
 from importlib import import_module
 from keyword import iskeyword
-from pathlib import Path
 
 from trainledger import __version__
 from trainledger.answers.pages.plain_data import error_json
@@ -36,9 +34,10 @@ from trainledger.report.document import Answer
 from trainledger.report.show import show
 from trainledger.report.table import wrapped
 from trainledger.spec.durable import is_full
+from trainledger.spec.plain import table_beside
 from trainledger.spec.problem import InvalidInput, Problem, nearest_text, printable, shown
 
-_WRITTEN = tomllib.loads(Path(__file__).with_name("commands.toml").read_text(encoding="utf-8"))
+_WRITTEN = table_beside(__file__, "commands.toml")
 # A verb: its group and summary in the help, and the module of its question.
 COMMANDS: dict[str, tuple[str, str, str]] = {
     verb: (group, summary, module) for group, verbs in _WRITTEN.items() for verb, (module, summary) in verbs.items()

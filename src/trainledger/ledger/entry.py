@@ -153,7 +153,7 @@ class Storage:
     that it is a parameter in another format; ``origin`` what a trace knows of it, ``basis`` that of its size.
     """
 
-    __slots__ = [
+    __slots__ = (
         "__weakref__",
         "basis",
         "cached",
@@ -164,7 +164,7 @@ class Storage:
         "of_parameter",
         "origin",
         "phase",
-    ]
+    )
 
     def __init__(self, nbytes: Int, phase: str, category: str = "scratch", loop: Loop = ()) -> None:
         self.nbytes = nbytes

@@ -8,9 +8,7 @@ N parameters, D tokens, L layers, d model width, H heads, K head width, T sequen
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any, TypeVar
 
 from trainledger.ledger.entry import Entry, Int
@@ -19,6 +17,7 @@ from trainledger.ledger.model.parameters import parameters
 from trainledger.ledger.rules import attended_pairs
 from trainledger.spec.frozen import frozen
 from trainledger.spec.layers import segments
+from trainledger.spec.plain import table_beside
 from trainledger.spec.run import Run
 
 Number = Any  # int, float, array or symbol
@@ -74,7 +73,7 @@ def rule(formula: str, source: str, leaves_out: str) -> Callable[[Function], Fun
 
 
 # Written down and not derived from `optimizers/optimizers.toml`: a rule of thumb is what the ledger is compared with.
-_WRITTEN: dict[str, dict[str, Any]] = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
+_WRITTEN: dict[str, dict[str, Any]] = table_beside(__file__)
 STATES = {name: StateRecipe(name, **row) for name, row in _WRITTEN.items()}
 
 

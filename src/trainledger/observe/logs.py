@@ -11,7 +11,6 @@ import io
 import json
 import math
 import re
-import tomllib
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -24,11 +23,11 @@ from typing import Any, NamedTuple
 from trainledger.ledger.measured import ENOUGH_STEPS, Spread, spread
 from trainledger.spec.durable import content_of, opened, parse_json
 from trainledger.spec.frozen import frozen
-from trainledger.spec.plain import is_amount
+from trainledger.spec.plain import is_amount, table_beside
 from trainledger.spec.problem import InvalidInput, Problem
 from trainledger.spec.units import MIB
 
-TABLE: dict[str, Any] = tomllib.loads(Path(__file__).with_name("logs.toml").read_text(encoding="utf-8"))
+TABLE: dict[str, Any] = table_beside(__file__, "logs.toml")
 _MOST_LINES, _LONGEST_LINE = 2**17, 2**16  # lines that are kept; characters
 _GRAINS = 20  # smallest parts of a clock that lie between two times at least: these are off by a twentieth at most
 _SIDE, _FAR, _SPREADS, _JUMPS = 10, 0.2, 6, 8  # lines on each side; relative; of the spread there: times, losses

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import math
-import tomllib
-from pathlib import Path
 from typing import Any
 
 from trainledger.spec.frozen import frozen
+from trainledger.spec.plain import table_beside
 from trainledger.spec.units import ceil_div
 
 Int = Any  # int, array or symbol
@@ -227,7 +226,7 @@ class BlockFormat:
         return bits if self.scale_block is None else bits + 32 / (self.block * self.scale_block)
 
 
-TABLES: dict[str, dict[str, Any]] = tomllib.loads(Path(__file__).with_name("formats.toml").read_text(encoding="utf-8"))
+TABLES: dict[str, dict[str, Any]] = table_beside(__file__, "formats.toml")
 FORMATS = {name: NumberFormat(name, **row) for name, row in TABLES["numbers"].items()}
 BLOCK_FORMATS = {name: BlockFormat(name, **row) for name, row in TABLES["blocks"].items()}
 

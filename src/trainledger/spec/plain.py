@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import tomllib
 import types
 import typing
 from collections.abc import Iterator
@@ -20,6 +21,12 @@ T = TypeVar("T")
 _WORDS = {str: "a text", int: "a whole number", float: "a finite number", bool: "true or false"}
 NO_FIELD = "is not a known field"
 _LARGEST = 2**120  # beyond every quantity of a run; ratios and sums of what is within it are finite floats
+
+
+def table_beside(module: str, name: str = "") -> dict[str, Any]:
+    """The TOML table beside a module, given by its ``__file__``: of the module's own name, or another."""
+    path = Path(module)
+    return tomllib.loads((path.with_name(name) if name else path.with_suffix(".toml")).read_text(encoding="utf-8"))
 
 
 def to_plain(value: Any) -> dict[str, Any]:

@@ -21,14 +21,14 @@ from trainledger.spec.durable import content_of, opened
 from trainledger.spec.plain import is_amount, read_json
 from trainledger.spec.problem import InvalidInput
 
-FILES = [
+FILES = (
     "run.toml",
     "forecast.json",
     "predicted-ledger.json.gz",
     "metrics.jsonl",
     "measured.json",
     "measured-ledger.json.gz",
-]
+)
 
 
 @dataclass(frozen=True)

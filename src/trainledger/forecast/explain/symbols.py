@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import re
-import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trainledger.ledger.entry import Entry
@@ -15,13 +13,14 @@ from trainledger.ledger.ranks import account_of_stage
 from trainledger.spec.frozen import frozen
 from trainledger.spec.layers import period_of, segments
 from trainledger.spec.parts import with_fields
+from trainledger.spec.plain import table_beside
 from trainledger.spec.problem import InvalidInput, Problem, nearest_text
 from trainledger.spec.run import Run
 
 if TYPE_CHECKING:
     from sympy import Expr, Symbol
 
-MEANINGS: dict[str, str] = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
+MEANINGS: dict[str, str] = table_beside(__file__)
 FREE = ("B", "A", "T", "L", "D", "F", "V")
 
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 from trainledger.catalog import critical_batch as published_laws
 from trainledger.forecast.plan.scaling_law import LossLaw, laws
@@ -12,6 +10,7 @@ from trainledger.forecast.predict.forecast import Forecast
 from trainledger.forecast.predict.predict import NEVER
 from trainledger.ledger.model.parameters import parameters
 from trainledger.spec.frozen import frozen
+from trainledger.spec.plain import table_beside
 from trainledger.spec.rules.run import run_problems
 from trainledger.spec.run import Run
 from trainledger.spec.units import format_count
@@ -163,7 +162,7 @@ _READ = {
     "data throughput": _data, "failures": _failures,
     "dataset exhausted": _passes(1.0, "exact"), "repetition": _passes(PASSES, "assumed"),
 }  # fmt: skip
-_WRITTEN = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
+_WRITTEN = table_beside(__file__)
 LIMITS = tuple(Limit(name=name, read=_READ[name], **row) for name, row in _WRITTEN.items())
 
 

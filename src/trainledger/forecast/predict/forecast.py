@@ -6,11 +6,9 @@ whole nanoseconds, so that they sum to the total exactly, added in any order.
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import field, fields
 from importlib import import_module
-from pathlib import Path
 from typing import Any
 
 from trainledger.forecast.predict.interval import EVEN, Interval
@@ -18,6 +16,7 @@ from trainledger.ledger.core.sizes import added
 from trainledger.ledger.entry import BASES
 from trainledger.ledger.ledger import StepFigures
 from trainledger.spec.frozen import frozen
+from trainledger.spec.plain import table_beside
 from trainledger.spec.problem import Problem
 from trainledger.spec.units import format_nbytes, format_percent
 
@@ -215,9 +214,7 @@ def waterfall(
 
 COMPUTE = (NAPKIN, BEYOND, WITH_REFERENCE, IDEAL, "kernel efficiency")
 # What a run's time goes to by cause, and what a cause of a step's seconds means (`forecast.predict.step.CAUSES`).
-OF_CAUSES: dict[str, dict[str, str]] = tomllib.loads(
-    Path(__file__).with_name("causes.toml").read_text(encoding="utf-8")
-)
+OF_CAUSES: dict[str, dict[str, str]] = table_beside(__file__, "causes.toml")
 
 
 def bottleneck(bars: Sequence[Bar], *, mfu: float | None = None) -> Bottleneck | None:

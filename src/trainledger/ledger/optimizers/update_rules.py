@@ -10,17 +10,16 @@ To add an optimizer of this kind, add it to optimizers.toml: its states, its lin
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 from trainledger.ledger.core.graph import Array, Leaf, ModelLeaves, Parameters
 from trainledger.ledger.core.tape import Tape
 from trainledger.ledger.entry import Int
 from trainledger.spec.frozen import frozen
+from trainledger.spec.plain import table_beside
 from trainledger.spec.recipe import Recipe
 
 _MUON_LEAVES_OUT = ("embed_tokens", "embed_positions", "lm_head")
@@ -130,9 +129,7 @@ class Rule:
 
 # A table: its lines are a language of their own, and what a paper writes stands beside what torch runs, so that a test
 # executes the one and counts the other.
-_WRITTEN: dict[str, dict[str, Any]] = tomllib.loads(
-    Path(__file__).with_name("optimizers.toml").read_text(encoding="utf-8")
-)
+_WRITTEN: dict[str, dict[str, Any]] = table_beside(__file__, "optimizers.toml")
 
 
 def _whole(row: dict[str, Any]) -> Rule:

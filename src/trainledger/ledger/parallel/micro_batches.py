@@ -210,10 +210,8 @@ class Work:
             return Array(self.sizes.B, "fp32", None)
         model, within = (self, "") if beside is None else (beside, "reference")
         recipe = model.rank.run.recipe
-        without_graph = (tape.without_graph(), tape.computing_in(recipe.precision), model._sharding())
-        with ExitStack() as stack, adapters_off(model.leaves):
-            for context in without_graph:
-                stack.enter_context(context)
+        own = tape.computing_in(recipe.precision)
+        with tape.without_graph(), own, model._sharding(), adapters_off(model.leaves):
             if model.sharded is not None:
                 with tape.at(within):
                     model.sharded.begins()

@@ -8,11 +8,9 @@ its launch overhead all of the host's lateness. A cause's gain is what would be 
 from __future__ import annotations
 
 import re
-import tomllib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,6 +23,7 @@ from trainledger.observe.profiler.kinds import CALLS, OTHERS, RECOMPUTATION, SEN
 from trainledger.observe.profiler.recording import COPY as A_COPY
 from trainledger.observe.profiler.recording import KERNEL, NONE, Recording, Spans
 from trainledger.observe.profiler.step_work import COMPUTE_PARTS, Split
+from trainledger.spec.plain import table_beside
 from trainledger.spec.units import NANOSECONDS_PER_SECOND, format_count, format_percent, format_seconds, round_up
 
 _, _, KERNELS, MEMORY_BOUND, LAUNCH, _, BUBBLE, STRAGGLERS = CAUSES  # the forecast's
@@ -149,7 +148,7 @@ class Rule:
     fields: Sequence[str] = ()
 
 
-_WRITTEN: dict[str, dict[str, Any]] = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
+_WRITTEN: dict[str, dict[str, Any]] = table_beside(__file__)
 RULES = {cause: Rule(**row) for cause, row in _WRITTEN.items()}
 _CODE_OF_COMPILED = {times.HOST: 'torch.compile(model, mode="reduce-overhead")', MEMORY_BOUND_KERNELS: ""}
 

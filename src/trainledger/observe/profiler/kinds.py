@@ -7,16 +7,15 @@ code, other libraries). A name that nothing fits is ``other``, never a guess.
 from __future__ import annotations
 
 import re
-import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from math import prod
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from trainledger.observe.profiler.recording import KERNEL, NONE, Message, Recording, Spans
+from trainledger.spec.plain import table_beside
 
 CALLS = "views and autograd"  # of a program on the host: operators that compute nothing
 RECOMPUTATION, COMMUNICATION = "recomputation", "communication"
@@ -28,7 +27,7 @@ UPDATE = re.compile(r"^Optimizer\.step#")  # what PyTorch calls the annotation a
 COLLECTIVE = re.compile(  # but for what FSDP copies into the message of a gather
     r"nccl|rccl|c10d(_functional)?::|gloo|all_?reduce|all_?gather(?!_copy)|reduce_?scatter|all_?to_?all", re.IGNORECASE
 )
-_WRITTEN: dict[str, Any] = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
+_WRITTEN: dict[str, Any] = table_beside(__file__)
 _OPERATORS = tuple((kind, re.compile(pattern)) for kind, pattern in _WRITTEN["operators"])
 _KERNELS = tuple((kind, re.compile(pattern, re.IGNORECASE)) for kind, pattern in _WRITTEN["kernels"])
 _CALLS = re.compile(_WRITTEN["calls"])

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
+from trainledger.spec.plain import table_beside
 from trainledger.spec.problem import Problem
 
-_WRITTEN = tomllib.loads(Path(__file__).with_name("programs.toml").read_text(encoding="utf-8"))
+_WRITTEN = table_beside(__file__, "programs.toml")
 _MARKS: dict[str, list[str]] = _WRITTEN["marks"]
 _MEANT: dict[str, list[str]] = _WRITTEN["meant"]
 _DEEPEST = 4  # maps in one another

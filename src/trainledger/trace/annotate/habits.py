@@ -9,12 +9,10 @@ from __future__ import annotations
 import ast
 import sys
 import time
-import tomllib
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -24,6 +22,7 @@ from torch.nn.modules.dropout import _DropoutNd
 from torch.nn.modules.module import register_module_forward_pre_hook
 
 from trainledger.ledger.entry import Storage
+from trainledger.spec.plain import table_beside
 from trainledger.spec.units import counted
 from trainledger.trace.annotate.annotation import Finding
 from trainledger.trace.annotate.copies import called
@@ -38,7 +37,7 @@ _ON_PURPOSE = ("torch/utils/checkpoint.py", "torch/optim/swa_utils.py")
 UNDIVIDED, LATE_CLIP, TRAINING = "loss not divided", "clipped after the step", "evaluated in train mode"
 UNSYNCHRONIZED, PAGEABLE = "timed without synchronize", "non_blocking without pinned memory"
 # Of each kind why, what instead, and its weight.
-_SAYS: dict[str, dict[str, Any]] = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
+_SAYS: dict[str, dict[str, Any]] = table_beside(__file__)
 
 
 @dataclass

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Callable, Iterable
 from functools import cache
 from math import prod
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,6 +13,7 @@ from torch._ops import OpOverload
 
 from trainledger.ledger import rules
 from trainledger.ledger.optimizers.update_rules import UPDATE_FLOPS_PER_PARAMETER
+from trainledger.spec.plain import table_beside
 from trainledger.trace.fakes import results
 from trainledger.trace.operators import matmuls
 from trainledger.trace.operators.custom import CUSTOM, Count, Operator, Shape, registered_with_torch
@@ -23,7 +22,7 @@ from trainledger.trace.patches import Args
 from trainledger.trace.recorder.storages import tensors_in
 
 # Operators by kind: counted for each element of an input, uncounted, and pointwise ones that torch does not tag so.
-_KINDS: dict[str, Any] = tomllib.loads(Path(__file__).with_name("kinds.toml").read_text(encoding="utf-8"))
+_KINDS: dict[str, Any] = table_beside(__file__, "kinds.toml")
 _POINTWISE = {library: frozenset(named.split()) for library, named in _KINDS["pointwise"].items()}
 _SENDS = ("c10d", "_c10d_functional", "_c10d_functional_autograd", "_dtensor")  # whose operators are collectives
 
@@ -98,15 +97,15 @@ _SCANS: dict[str, tuple[str, Count]] = {
         lambda args, out: rules.FLOPS_PER_ELEMENT["gated rmsnorm backward"] * args[1][0].numel(),
     ),
 }
-_SCAN_MODEL_FLOPS: dict[str, Count] = {}
-_SCAN_SHAPES: dict[str, Shape] = {}
+_MODEL_FLOPS: dict[str, Count] = dict(matmuls.MODEL_FLOPS)
+_SHAPES: dict[str, Shape] = dict(matmuls.SHAPES)
 
 
 def _register(name: str, flops: Callable[[Args, Args], int]) -> None:
     _SCANS[name] = ("matmul", lambda args, out: flops(*args[:2]))
     _SCANS[f"{name}_cached"] = ("matmul", lambda args, out: flops(*args[1:3]))
     _SCANS[f"{name}_backward"] = ("matmul", lambda args, out: 3 * flops(*args[1:3]))
-    _SCAN_MODEL_FLOPS[f"{name}_backward"] = lambda args, out: 2 * flops(*args[1:3])
+    _MODEL_FLOPS[f"{name}_backward"] = lambda args, out: 2 * flops(*args[1:3])
 
 
 _register("trainledger::convolution", _convolution)
@@ -137,8 +136,8 @@ _SCANS |= {
     _SPARSE: ("attention", lambda args, out: rules.attention_flops(*_sparse(args))),
     f"{_SPARSE}_backward": ("attention", lambda args, out: rules.attention_backward_flops(*_sparse(args[1:]))),
 }
-_SCAN_MODEL_FLOPS[f"{_SPARSE}_backward"] = lambda args, out: rules.attention_backward_model_flops(*_sparse(args[1:]))
-_SCAN_SHAPES |= {_SPARSE: _sparse_shape, f"{_SPARSE}_backward": lambda args: _sparse_shape(args[1:])}
+_MODEL_FLOPS[f"{_SPARSE}_backward"] = lambda args, out: rules.attention_backward_model_flops(*_sparse(args[1:]))
+_SHAPES |= {_SPARSE: _sparse_shape, f"{_SPARSE}_backward": lambda args: _sparse_shape(args[1:])}
 
 _RULES: dict[str, tuple[str, Count]] = {
     "trainledger::group_sums": ("reduction", lambda args, out: args[0].numel()),
@@ -190,11 +189,11 @@ def _known(func: OpOverload) -> Operator:
     scratch = _SCRATCH.get(schema)
     if schema in _RULES:
         kind, flops = _RULES[schema]
-        shape = {**matmuls.SHAPES, **_SCAN_SHAPES}.get(schema, Operator.shape)
+        shape = _SHAPES.get(schema, Operator.shape)
         if kind == "attention" and library == "aten":
             shape = matmuls.attention_shape(func, 1 if "backward" in name else 0)
         assumed = kind in ("norm", "softmax") or schema in _ASSUMED
-        share = {**matmuls.MODEL_FLOPS, **_SCAN_MODEL_FLOPS}.get(schema)
+        share = _MODEL_FLOPS.get(schema)
         return Operator(name, kind, flops, share, assumed=assumed, shape=shape, scratch=scratch)
     if library in _SENDS:
         return Operator(name, "collective", _none)

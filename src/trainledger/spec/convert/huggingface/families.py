@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from trainledger.spec.block import Router
@@ -14,6 +12,7 @@ from trainledger.spec.convert.huggingface.reading import Reading, read_letters
 from trainledger.spec.convert.huggingface.rope import magnitude, rope_parameters
 from trainledger.spec.layers import kind_of
 from trainledger.spec.model import ModelSpec
+from trainledger.spec.plain import table_beside
 
 _AS_FOUNDRY = "transformers builds it otherwise; accounted for as llm-foundry builds it"
 
@@ -365,7 +364,7 @@ def _changes(record: Mapping[str, Any]) -> dict[str, Any]:
 
 def _families() -> dict[str, Family]:
     families = {"": Family()}
-    for name, record in _plain(tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))).items():
+    for name, record in _plain(table_beside(__file__)).items():
         changes = _changes(record)
         if name != "_any" and "ignored" in changes:
             changes["ignored"] = (*families["_any"].ignored, *changes["ignored"])

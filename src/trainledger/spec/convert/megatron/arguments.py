@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import re
-import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 from trainledger.spec.convert import foreign_problem
 from trainledger.spec.convert.megatron.shell import Script, ways_through
 from trainledger.spec.frozen import frozen
+from trainledger.spec.plain import table_beside
 from trainledger.spec.problem import InvalidInput, Problem
 from trainledger.spec.units import MIB
 
@@ -28,7 +27,7 @@ _OF_A_MODEL = ("num-layers", "hidden-size", "micro-batch-size", "num-attention-h
 @cache
 def tables() -> dict[str, Any]:
     """The tables of flags.toml."""
-    return tomllib.loads(Path(__file__).with_name("flags.toml").read_text(encoding="utf-8"))
+    return table_beside(__file__, "flags.toml")
 
 
 @frozen
